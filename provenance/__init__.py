@@ -1,0 +1,196 @@
+"""What was used, provably: canonical bytes, Merkle trees, commitments, a signed ledger, receipts.
+
+The layers, each readable alone and importing only those to its right::
+
+    receipts -> ledger -> entries -> signing, merkle, sparse, sumtree, chainpoint
+             -> proofs, commitment, sealing -> canonical, hashing -> errors
+
+``provenance.verify`` imports none of them: it is the file an owner can copy out and run alone.
+Names are loaded on first use, so ``import provenance`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from provenance.canonical import (
+        CANONICALISATION,
+        canonical_bytes,
+        fingerprint,
+        jcs,
+        keyed,
+        parse_json,
+        record_id,
+        write_atomic,
+    )
+    from provenance.chainpoint import (
+        ChainpointTree,
+        chainpoint_leaf,
+        chainpoint_tree,
+        to_chainpoint_v2,
+        verify_chainpoint_v2,
+    )
+    from provenance.commitment import commit, commit_digest, leaf_data, tombstone_leaf
+    from provenance.errors import (
+        FormatError,
+        LedgerError,
+        ProofShapeError,
+        ProvenanceError,
+        RootMismatchError,
+        SealError,
+        SignatureError,
+        VerificationError,
+    )
+    from provenance.hashing import leaf_hash, node_hash, sha256
+    from provenance.ledger import Ledger
+    from provenance.merkle import MerkleTree, root_of
+    from provenance.proofs import (
+        verify_consistency,
+        verify_inclusion,
+        verify_subtree_consistency,
+        verify_subtree_inclusion,
+    )
+    from provenance.receipts import (
+        CorpusState,
+        IssuedReceipt,
+        ReceiptOwner,
+        ReceiptRecord,
+        TlogProof,
+        absence_proof,
+        build_receipt,
+        issue_receipts,
+        ledger_entry_proof,
+        parse_tlog_proof,
+        prices_body,
+        receipt_digest,
+        sum_path_of,
+        tlog_proof,
+    )
+    from provenance.sealing import seal, unseal
+    from provenance.signing import (
+        Checkpoint,
+        SigningKey,
+        checkpoint_text,
+        open_checkpoint,
+        parse_checkpoint,
+        parse_vkey,
+        sign_note,
+        verify_note,
+        vkey,
+    )
+    from provenance.sparse import SparseProof, SparseTree, verify_absence, verify_presence
+    from provenance.sumtree import SumTree, verify_sum
+    from provenance.verify import VerifyError, verify_receipt, verify_text
+
+_NAMES_OF = {
+    "canonical": "CANONICALISATION canonical_bytes fingerprint jcs keyed parse_json record_id"
+    " write_atomic",
+    "chainpoint": "ChainpointTree chainpoint_leaf chainpoint_tree to_chainpoint_v2"
+    " verify_chainpoint_v2",
+    "commitment": "commit commit_digest leaf_data tombstone_leaf",
+    "errors": "FormatError LedgerError ProofShapeError ProvenanceError RootMismatchError SealError"
+    " SignatureError VerificationError",
+    "hashing": "leaf_hash node_hash sha256",
+    "ledger": "Ledger",
+    "merkle": "MerkleTree root_of",
+    "proofs": "verify_consistency verify_inclusion verify_subtree_consistency"
+    " verify_subtree_inclusion",
+    "receipts": "CorpusState IssuedReceipt ReceiptOwner ReceiptRecord TlogProof absence_proof"
+    " build_receipt issue_receipts ledger_entry_proof parse_tlog_proof prices_body receipt_digest"
+    " sum_path_of tlog_proof",
+    "sealing": "seal unseal",
+    "signing": "Checkpoint SigningKey checkpoint_text open_checkpoint parse_checkpoint parse_vkey"
+    " sign_note verify_note vkey",
+    "sparse": "SparseProof SparseTree verify_absence verify_presence",
+    "sumtree": "SumTree verify_sum",
+    "verify": "VerifyError verify_receipt verify_text",
+}
+_HOME_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+
+__all__ = [
+    "CANONICALISATION",
+    "ChainpointTree",
+    "Checkpoint",
+    "CorpusState",
+    "FormatError",
+    "IssuedReceipt",
+    "Ledger",
+    "LedgerError",
+    "MerkleTree",
+    "ProofShapeError",
+    "ProvenanceError",
+    "ReceiptOwner",
+    "ReceiptRecord",
+    "RootMismatchError",
+    "SealError",
+    "SignatureError",
+    "SigningKey",
+    "SparseProof",
+    "SparseTree",
+    "SumTree",
+    "TlogProof",
+    "VerificationError",
+    "VerifyError",
+    "absence_proof",
+    "build_receipt",
+    "canonical_bytes",
+    "chainpoint_leaf",
+    "chainpoint_tree",
+    "checkpoint_text",
+    "commit",
+    "commit_digest",
+    "fingerprint",
+    "issue_receipts",
+    "jcs",
+    "keyed",
+    "leaf_data",
+    "leaf_hash",
+    "ledger_entry_proof",
+    "node_hash",
+    "open_checkpoint",
+    "parse_checkpoint",
+    "parse_json",
+    "parse_tlog_proof",
+    "parse_vkey",
+    "prices_body",
+    "receipt_digest",
+    "record_id",
+    "root_of",
+    "seal",
+    "sha256",
+    "sign_note",
+    "sum_path_of",
+    "tlog_proof",
+    "to_chainpoint_v2",
+    "tombstone_leaf",
+    "unseal",
+    "verify_absence",
+    "verify_chainpoint_v2",
+    "verify_consistency",
+    "verify_inclusion",
+    "verify_note",
+    "verify_presence",
+    "verify_receipt",
+    "verify_subtree_consistency",
+    "verify_subtree_inclusion",
+    "verify_sum",
+    "verify_text",
+    "vkey",
+    "write_atomic",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module on first use (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'provenance' has no attribute {name!r}")
+    value = getattr(import_module(f"provenance.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion in a shell."""
+    return sorted(__all__)
