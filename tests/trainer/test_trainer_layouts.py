@@ -1,0 +1,131 @@
+"""Claims about layouts: they change where numbers are computed, never which."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from trainer_corpus import make_run
+from trainer_processes import fit_run, run_processes
+
+from trainer.checkpoint import load_model, newest, read_tensors, verify
+from trainer.loop import fit
+from trainer.root import checkpoint_root
+from trainer.spec import BatchSpec, Layout, save_run
+
+STEPS = 20
+# Five rows over two processes: their token counts differ, which a mean of means would not survive.
+ODD = BatchSpec(rows=5, length=32)
+
+
+def _losses(directory):
+    lines = [json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()]
+    assert len(lines) == STEPS
+    return torch.tensor([[line["loss"], line["grad_norm"]] for line in lines], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with one corpus for all layouts."""
+    torch.set_num_threads(1)
+    return tmp_path_factory.mktemp("layouts")
+
+
+@pytest.fixture(scope="module")
+def fitted(home):
+    """The same 20 steps in every layout: strategy -> (run, directory)."""
+    runs = {}
+    for strategy, world in (("single", 1), ("ddp", 2), ("fsdp", 2)):
+        layout = Layout(strategy=strategy, world_size=world)
+        run = make_run(home, strategy, steps=STEPS, every=10, layout=layout, batch=ODD)
+        directory = home / strategy
+        save_run(run, directory)
+        if world == 1:
+            assert fit(run, directory) == 0
+        else:
+            assert (
+                run_processes(world, home / f"{strategy}.group", fit_run, run, directory)
+                == [0] * world
+            )
+        runs[strategy] = run, directory
+    return runs
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_compute_the_losses_and_norms_of_one(fitted, strategy):
+    """Loss and gradient norm agree with one process within 1e-5 relative over 20 steps, with unequal shares."""
+    torch.testing.assert_close(
+        _losses(fitted[strategy][1]), _losses(fitted["single"][1]), rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_layouts_start_alike_and_use_the_same_records(fitted, strategy):
+    """The initial state has one root whatever the layout, and windows name the same records and shards."""
+    first, expected = (
+        json.loads((fitted[name][1] / "windows.jsonl").read_text().splitlines()[0])
+        for name in (strategy, "single")
+    )
+    del first["state_digest_after"], expected["state_digest_after"]
+    assert first == expected
+
+
+def test_a_sliced_checkpoint_is_read_whole_by_one_process(fitted):
+    """A checkpoint of two fsdp processes: the root over its whole tensors, and weights near those of one process."""
+    run, directory = fitted["fsdp"]
+    assert checkpoint_root(newest(directory)) == verify(newest(directory)).root
+    model, expected = (
+        load_model(newest(fitted[name][1]), run.config.model) for name in ("fsdp", "single")
+    )
+    for got, want in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_checkpoints_of_all_layouts_hold_the_same_tensors(fitted, strategy):
+    """Names, types and shapes in a checkpoint do not depend on the layout."""
+    got, want = (
+        [(name, tensor.dtype, tensor.shape) for name, tensor in read_tensors(newest(fitted[s][1]))]
+        for s in (strategy, "single")
+    )
+    assert got == want
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_stop_and_resume_of_two_processes_is_bitwise(fitted, home, strategy):
+    """Two processes that go on from step 10 end with the root, windows and losses of two that were not interrupted."""
+    run, whole = fitted[strategy]
+    resumed = home / f"{strategy}-resumed"
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(resumed / f"step-{STEPS}")
+    assert run_processes(2, home / f"{strategy}.again", fit_run, run, resumed) == [0, 0]
+    assert verify(newest(resumed)).root == verify(newest(whole)).root
+    assert (resumed / "windows.jsonl").read_bytes() == (whole / "windows.jsonl").read_bytes()
+    assert torch.equal(_losses(resumed), _losses(whole))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("fsdp", "single"), ("single", "fsdp"), ("fsdp", "ddp")]
+)
+def test_a_checkpoint_is_where_another_layout_starts(fitted, home, source, target):
+    """A run of any layout starts from a checkpoint of any other and computes the same losses as one process."""
+    origin = newest(fitted[source][1])
+    losses = []
+    for strategy in ("single", target):
+        layout = Layout(strategy=strategy, world_size=1 if strategy == "single" else 2)
+        name = f"{source}-to-{target}-{strategy}"
+        if (home / name).exists():
+            continue
+        run = make_run(
+            home, name, steps=STEPS, every=STEPS, layout=layout, batch=ODD,
+            init=str(origin), init_root=verify(origin).root,
+        )  # fmt: skip
+        save_run(run, home / name)
+        if strategy == "single":
+            assert fit(run, home / name) == 0
+        else:
+            assert run_processes(2, home / f"{name}.group", fit_run, run, home / name) == [0, 0]
+        losses.append(_losses(home / name))
+    torch.testing.assert_close(losses[0], losses[-1], rtol=1e-5, atol=0)
+    # It goes on from where the other run ended, under a new warm-up.
+    assert losses[0][0, 0] < _losses(fitted[source][1])[0, 0] - 0.3

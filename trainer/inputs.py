@@ -1,0 +1,118 @@
+"""From a run's specification to what it starts from: tokens, batches, weights, each checked against its digest.
+
+Entries that bring their own objective use these too, so that there is one way from run.json to a batch. Relative paths
+in a specification count from the run's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from trainer.data import BatchPlan, TokenStore
+from trainer.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainer.model import Transformer
+    from trainer.spec import RunSpec
+
+
+def open_store(run: RunSpec, directory: Path) -> TokenStore:
+    """The run's documents, every digest recomputed.
+
+    Args:
+        run: the run.
+        directory: its folder.
+
+    Returns:
+        The store.
+
+    Raises:
+        DataError: altered tokens, another corpus version, or more token ids than the model has.
+    """
+    store = TokenStore.open(directory / run.tokens, run.tokens_digest)
+    if run.corpus_version not in ("none", store.corpus_version):
+        raise DataError(
+            f"tokens: expected corpus version {run.corpus_version}, got {store.corpus_version}"
+        )
+    if store.vocab_size > run.config.model.vocab_size:
+        raise DataError(
+            f"config.model.vocab_size: the tokens have {store.vocab_size} ids, the model {run.config.model.vocab_size}",
+        )
+    return store
+
+
+def load_excluded(run: RunSpec, directory: Path) -> frozenset[bytes]:
+    """Ids of the records that the run must never see.
+
+    Args:
+        run: the run.
+        directory: its folder.
+
+    Returns:
+        32-byte record ids; empty if the run excludes nothing.
+
+    Raises:
+        DataError: the file is missing, altered, or has a line that is not a record id.
+    """
+    if run.excluded is None:
+        return frozenset()
+    try:
+        data = (directory / run.excluded.file).read_bytes()
+    except OSError as error:
+        raise DataError(f"excluded.file: cannot be read ({error.strerror})") from error
+    if (got := hashlib.sha256(data).hexdigest()) != run.excluded.digest:
+        raise DataError(f"excluded.file: expected digest {run.excluded.digest}, got {got}")
+    lines = data.decode("ascii", errors="replace").split()
+    for number, line in enumerate(lines, 1):
+        if not re.fullmatch(r"[0-9a-f]{64}", line):
+            raise DataError(
+                f"excluded.file: entry {number} is not a record id (64 lower-case hex digits)"
+            )
+    return frozenset(bytes.fromhex(line) for line in lines)
+
+
+def batch_plan(run: RunSpec, directory: Path) -> BatchPlan:
+    """The batches of a run.
+
+    Args:
+        run: the run.
+        directory: its folder.
+
+    Returns:
+        The plan of the run's seed, batch, mixture and excluded records.
+
+    Raises:
+        DataError: see `open_store`, `load_excluded` and `BatchPlan`.
+    """
+    excluded = load_excluded(run, directory)
+    return BatchPlan(
+        open_store(run, directory), run.seed, run.config.batch, run.config.mixture, excluded
+    )
+
+
+def initial_model(run: RunSpec, directory: Path) -> Transformer:
+    """The model a run starts from: weights of its seed, or of the checkpoint `init` with root `init_root`.
+
+    Args:
+        run: the run.
+        directory: its folder.
+
+    Returns:
+        The model, whole, in training mode.
+
+    Raises:
+        CheckpointError: the checkpoint is altered, of another root, or of another shape.
+    """
+    if run.init != "none":
+        from trainer.checkpoint import load_model
+
+        return load_model(directory / run.init, run.config.model, run.init_root).train()
+    from trainer.model import Transformer, init_parameters
+
+    model = Transformer(run.config.model)
+    init_parameters(model, run.seed)
+    return model

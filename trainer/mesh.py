@@ -1,0 +1,121 @@
+"""Who am I among the processes: the only place that reads what a launcher says (RANK, WORLD_SIZE, LOCAL_RANK).
+
+A layout says how many processes a run has; the launcher says how many there are. If the two differ the run is
+refused, because a batch cut for two processes and computed by one would silently train on half of it.
+
+gloo joins processes on CPUs, nccl on GPUs. torch.distributed starts only when there is more than one process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from trainer.errors import SpecError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from trainer.spec import Layout
+
+# A rank that died leaves the others in a collective: without a limit they would hold the machine for half an hour.
+TIMEOUT = timedelta(minutes=5)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The processes of a run, seen from one of them."""
+
+    rank: int = 0
+    """This process, 0 <= rank < world_size."""
+    world_size: int = 1
+    """Number of processes."""
+    device: str = "cpu"
+    """Device of this process."""
+    device_mesh: DeviceMesh | None = None
+    """One axis "data" over all processes, or None for one process."""
+    owns_group: bool = False
+    """Whether `init_mesh` started the process group, so that `close` must end it."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add a tensor up over all processes, in place; returns it."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        """End the process group if `init_mesh` started it."""
+        if self.owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def environment_rank() -> int:
+    """The rank that the launcher gave this process, 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def die_with_launcher() -> None:
+    """Ask the kernel to end this process when torchrun dies (Linux; elsewhere, or without torchrun, nothing happens).
+
+    torchrun ends its workers when it is stopped, but not when it is killed: without this they would train on, writing
+    into a folder that the next start believes to be its own.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died in between
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def init_mesh(layout: Layout) -> Mesh:
+    """Join the processes of a layout.
+
+    Args:
+        layout: strategy and number of processes. A process group that is already there is used as it is.
+
+    Returns:
+        The mesh, seen from this process.
+
+    Raises:
+        SpecError: there are more or fewer processes than the layout says.
+    """
+    joined = dist.is_available() and dist.is_initialized()
+    world = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
+    if world != layout.world_size:
+        raise SpecError(
+            f"layout.world_size: the run wants {layout.world_size} process(es), the launcher started {world}; "
+            f"start it with torchrun --standalone --nproc-per-node {layout.world_size} -m trainer --run ...",
+        )
+    device = _device()
+    if world == 1:
+        return Mesh(device=device)
+    if not joined:
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=TIMEOUT)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(device.split(":")[0], (world,), mesh_dim_names=("data",))
+    return Mesh(dist.get_rank(), world, device, mesh, owns_group=not joined)
+
+
+def _device() -> str:
+    """A GPU of this process's own if there is one, else the CPU."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    torch.cuda.set_device(local)
+    return f"cuda:{local}"

@@ -1,0 +1,97 @@
+"""What a step minimises, apart from how it is spread over processes.
+
+A loss has K terms; each is a sum over positions divided by the number of positions *in the global batch*:
+
+    loss = sum_k  w_k * S_k / n_k          S_k, n_k over all processes
+
+`counts` says how many positions of each term a process holds, the step adds these up over all processes, and `loss`
+returns this process's share w_k * S_k(local) / n_k(global). The shares, and so their gradients, add up to the loss
+of one process that holds the whole batch, whatever the layout and however unequal the shares. (Averaging local
+means, as plain data parallelism does, weighs a token by how full its process's rows are.)
+
+An objective may also say which records a step uses (`records`), which the loop then commits to in windows.jsonl.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.data import IGNORE, Batch, BatchPlan, distinct_records
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What `trainer.loop.fit` minimises. A pure function of the step: resuming depends on it."""
+
+    def batch(self, step: int, rank: int, world: int) -> Any:
+        """This process's part of the batch of a step, as `counts` and `loss` want it."""
+
+    def counts(self, batch: Any) -> Tensor:
+        """Local number of positions of each of the K terms, float64 [K]."""
+
+    def loss(self, model: nn.Module, batch: Any, totals_K: Tensor) -> Tensor:
+        """Local share of the loss: each term's local sum over its global total; a scalar with gradient."""
+
+
+@runtime_checkable
+class Accountable(Protocol):
+    """An objective that can say which records a step uses, over all processes."""
+
+    def records(self, step: int) -> Sequence[tuple[int, bytes]]:
+        """(index, record_id) of every record in the global batch of a step, by index, each once."""
+
+
+class LanguageModelling:
+    """Next-token cross entropy in nats: K = 1, n = positions with a label."""
+
+    def __init__(self, plan: BatchPlan, device: str = "cpu") -> None:
+        """Batches of a plan, put on a device."""
+        self.plan, self.device = plan, device
+        self._last: tuple[int, Batch] | None = None
+
+    def batch(self, step: int, rank: int, world: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rows rank*B/world .. (rank+1)*B/world of the global batch: tokens, labels, positions, documents."""
+        whole = self._global(step)
+        rows = len(whole.tokens_BT)
+        return whole.rows(rows * rank // world, rows * (rank + 1) // world).tensors(self.device)
+
+    def counts(self, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+        """Number of labels, float64 [1]."""
+        return label_count(batch[1])
+
+    def loss(
+        self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor, Tensor], totals_K: Tensor
+    ) -> Tensor:
+        """Sum of the local cross entropies over the global number of labels."""
+        tokens_BT, labels_BT, positions_BT, documents_BT = batch
+        nll = cross_entropy_sum(model(tokens_BT, positions_BT, documents_BT), labels_BT)
+        return nll / totals_K[0].to(nll.dtype)
+
+    def records(self, step: int) -> list[tuple[int, bytes]]:
+        """Records of the global batch of a step."""
+        return distinct_records(self._global(step))
+
+    def _global(self, step: int) -> Batch:
+        # The loop asks twice per step, for the rows and for the records.
+        if self._last is None or self._last[0] != step:
+            self._last = (step, self.plan.batch(step))
+        return self._last[1]
+
+
+def label_count(labels_BT: Tensor) -> Tensor:
+    """Number of positions with a label, as float64 [1]: the unit that `Objective.counts` speaks."""
+    return (labels_BT != IGNORE).sum(dtype=torch.float64)[None]
+
+
+def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    """Sum over positions with a label of -log softmax(logits)[label], in nats."""
+    return functional.cross_entropy(
+        logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORE, reduction="sum"
+    )

@@ -1,0 +1,388 @@
+"""What a run is, completely: model, optimiser, batch, mixture, layout, inputs and versions, as frozen dataclasses.
+
+`run.json` is the contract between whoever asks for a training and the processes that do it, whatever starts them. It
+is canonical JSON (RFC 8785) without floats, so that `run_digest` is the identity of the run: same digest, same
+training. It is written once; writing other content over it is refused. Everything else in the run's folder can be
+computed again from it and from the token files and checkpoint that it names by digest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from provenance.canonical import jcs, parse_json, write_atomic
+from trainer.codec import from_json, to_json
+from trainer.errors import SpecError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = 1
+RUN_FILE = "run.json"
+MAX_SEED = (
+    2**53 - 1
+)  # the largest integer that every JSON reader keeps exactly (RFC 8785 appendix D)
+
+# INTERFACES 4: an explicit "none" is an answer, a missing item is not.
+VERSION_ITEMS = (
+    "source_data",
+    "preprocessing",
+    "tokenizer",
+    "initial_weights",
+    "configuration",
+    "prompts",
+    "retrieval_index",
+    "evaluation_set",
+    "hardware",
+    "code",
+    "lock",
+)
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if value < least:
+        raise SpecError(f"{name}: expected at least {least}, got {value}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise SpecError(f"{name}: expected a positive number, got {value}")
+
+
+def _digest(name: str, value: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise SpecError(f"{name}: expected 64 lower-case hex digits (SHA-256), got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """Shape of the decoder-only transformer; the default has about 1.1 million parameters."""
+
+    vocab_size: int = 2048
+    """Number of token ids, >= 2."""
+    num_layers: int = 4
+    """Blocks of attention and feed-forward."""
+    dim: int = 128
+    """Width of the residual stream; a multiple of 2 * num_heads."""
+    num_heads: int = 4
+    """Query heads; head width = dim / num_heads, even because RoPE turns pairs."""
+    num_kv_heads: int = 2
+    """Key and value heads; divides num_heads."""
+    ffn_dim: int = 384
+    """Inner width of SwiGLU."""
+    rope_theta: float = 10000.0
+    """Base of the rotary wavelengths."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    tied: bool = True
+    """Whether the output head is the embedding matrix."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "dim", "num_heads", "num_kv_heads", "ffn_dim"):
+            _at_least(f"model.{name}", getattr(self, name), 1)
+        _at_least("model.vocab_size", self.vocab_size, 2)
+        if self.dim % (2 * self.num_heads):
+            raise SpecError(
+                f"model.dim: expected a multiple of 2 * num_heads = {2 * self.num_heads}, got {self.dim}",
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise SpecError(
+                f"model.num_kv_heads: expected a divisor of num_heads = {self.num_heads}, got {self.num_kv_heads}",
+            )
+        _positive("model.rope_theta", self.rope_theta)
+        _positive("model.norm_eps", self.norm_eps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimSpec:
+    """AdamW with linear warm-up and cosine decay."""
+
+    lr: float = 3e-3
+    """Peak step size."""
+    min_lr_ratio: float = 0.1
+    """lr at the last step / peak lr, in [0, 1]."""
+    warmup_steps: int = 20
+    """Steps of linear growth from lr / warmup_steps to lr."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the first and second moment, each in [0, 1)."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled decay, on matrices only."""
+    clip_norm: float = 1.0
+    """Largest global gradient norm; 0 = never clip."""
+
+    def __post_init__(self) -> None:
+        _positive("optim.lr", self.lr)
+        _positive("optim.eps", self.eps)
+        _at_least("optim.warmup_steps", self.warmup_steps, 0)
+        _at_least("optim.weight_decay", self.weight_decay, 0)
+        _at_least("optim.clip_norm", self.clip_norm, 0)
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise SpecError(f"optim.min_lr_ratio: expected 0..1, got {self.min_lr_ratio}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise SpecError(f"optim.betas: expected two numbers in [0, 1), got {self.betas}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSpec:
+    """The global batch of one step, whatever the number of processes."""
+
+    rows: int = 16
+    """Rows in a step, over all processes."""
+    length: int = 128
+    """Tokens in a row."""
+
+    def __post_init__(self) -> None:
+        _at_least("batch.rows", self.rows, 1)
+        _at_least("batch.length", self.length, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSpec:
+    """How often an owner's records stand in one epoch."""
+
+    repeats: dict[str, int] = field(default_factory=dict)
+    """owner -> times per epoch, >= 0 (0 leaves the owner out); an owner that is not named stands once."""
+
+    def __post_init__(self) -> None:
+        for owner, times in self.repeats.items():
+            _at_least(f"mixture.repeats.{owner}", times, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How one step is spread over processes; it never changes what is computed."""
+
+    strategy: Literal["single", "ddp", "fsdp"] = "single"
+    """single: one process; ddp: whole model everywhere; fsdp: every process keeps a slice of each parameter."""
+    world_size: int = 1
+    """Number of processes."""
+
+    def __post_init__(self) -> None:
+        _at_least("layout.world_size", self.world_size, 1)
+        if self.strategy not in ("single", "ddp", "fsdp"):
+            raise SpecError(f"layout.strategy: expected single, ddp or fsdp, got {self.strategy!r}")
+        if self.strategy == "single" and self.world_size != 1:
+            raise SpecError(
+                f"layout: single means world_size 1, got {self.world_size}; choose ddp or fsdp for more processes",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """The choices of a run; `extra` belongs to the entry function and may hold no floats."""
+
+    model: ModelSpec = ModelSpec()
+    """Shape of the model."""
+    optim: OptimSpec = OptimSpec()
+    """Optimiser and schedule."""
+    batch: BatchSpec = BatchSpec()
+    """Global batch."""
+    mixture: MixtureSpec = field(default_factory=MixtureSpec)
+    """Repeats per owner."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; the last step always has one."""
+    keep_last: int = 2
+    """Newest checkpoints that stay on disk."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Settings of the entry function: strings, integers, booleans, lists, objects."""
+
+    def __post_init__(self) -> None:
+        _at_least("config.checkpoint_every", self.checkpoint_every, 1)
+        _at_least("config.keep_last", self.keep_last, 1)
+        try:
+            jcs(self.extra)  # a float would come back as a string: refused, not converted
+        except ValueError as error:
+            raise SpecError(f"config.extra: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Excluded:
+    """Records that this run must never see (gold models, retraining)."""
+
+    file: str
+    """Path of a text file: one lower-case hex record_id per line; relative to the run's folder or absolute."""
+    digest: str
+    """Hex SHA-256 of the file's bytes."""
+
+    def __post_init__(self) -> None:
+        _digest("excluded.digest", self.digest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """One training with everything it depends on; INTERFACES 4."""
+
+    run: str
+    """Name of the run, [a-z0-9._-]."""
+    kind: Literal["train", "gold", "proxy", "unlearn", "attack", "gradients"] = "train"
+    """What the run is for."""
+    entry: str = "trainer.loop:train"
+    """Function `module:name` called with (run, directory); returns an exit code."""
+    recipe: str = "none"
+    """Name of the recipe that made this specification, or "none"."""
+    config: RunConfig = field(default_factory=RunConfig)
+    """Model, optimiser, batch, mixture, checkpoints, extra."""
+    layout: Layout = Layout()
+    """Processes and strategy."""
+    seed: int = 0
+    """Order of the data and initial weights, 0 <= seed < 2**53."""
+    corpus_version: str = "none"
+    """Corpus version that the tokens must be of, or "none" to take any."""
+    tokens_digest: str
+    """Hex SHA-256 of tokens.json."""
+    tokens: str
+    """Path of the token folder; relative to the run's folder or absolute."""
+    excluded: Excluded | None = None
+    """Records left out, or None."""
+    init_root: str = "none"
+    """Logical root of the checkpoint to start from, or "none" for initial weights from the seed."""
+    init: str = "none"
+    """Path of that checkpoint (a step-N folder), or "none"."""
+    steps: int
+    """Number of optimiser steps."""
+    versions: dict[str, str]
+    """The eleven VERSION_ITEMS, each a digest or "none"."""
+    format: int = FORMAT
+    """Format of run.json."""
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise SpecError(
+                f"format: expected {FORMAT}, got {self.format}; this program is older or newer"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.run):
+            raise SpecError(
+                f"run: expected a name of letters, digits, '.', '_', '-', got {self.run!r}"
+            )
+        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.entry):
+            raise SpecError(f"entry: expected module:function, got {self.entry!r}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise SpecError(f"seed: expected 0..2**53-1, got {self.seed}")
+        _at_least("steps", self.steps, 0)
+        _digest("tokens_digest", self.tokens_digest)
+        self._check_init()
+        self._check_versions()
+        if self.config.batch.rows < self.layout.world_size:
+            raise SpecError(
+                f"config.batch.rows: expected at least one row per process ({self.layout.world_size}), "
+                f"got {self.config.batch.rows}",
+            )
+
+    def _check_init(self) -> None:
+        if (self.init == "none") != (self.init_root == "none"):
+            raise SpecError(
+                "init and init_root: give both (a checkpoint and the root it must have) or 'none' for both",
+            )
+        if self.init_root != "none":
+            _digest("init_root", self.init_root)
+
+    def _check_versions(self) -> None:
+        missing = sorted(set(VERSION_ITEMS) - set(self.versions))
+        unknown = sorted(set(self.versions) - set(VERSION_ITEMS))
+        if missing:
+            raise SpecError(
+                f"versions: {missing[0]!r} is missing; give its digest or an explicit 'none'"
+            )
+        if unknown:
+            raise SpecError(
+                f"versions: unknown item {unknown[0]!r}; known are {', '.join(VERSION_ITEMS)}"
+            )
+        for item, value in self.versions.items():
+            if not value:
+                raise SpecError(
+                    f"versions.{item}: expected a digest or 'none', got an empty string"
+                )
+
+
+def no_versions(**known: str) -> dict[str, str]:
+    """The eleven version items, "none" except those given.
+
+    Args:
+        known: item -> digest.
+
+    Returns:
+        A complete `versions` mapping.
+
+    Raises:
+        SpecError: an item that is not one of VERSION_ITEMS.
+    """
+    unknown = sorted(set(known) - set(VERSION_ITEMS))
+    if unknown:
+        raise SpecError(
+            f"versions: unknown item {unknown[0]!r}; known are {', '.join(VERSION_ITEMS)}"
+        )
+    return dict.fromkeys(VERSION_ITEMS, "none") | known
+
+
+def run_bytes(run: RunSpec) -> bytes:
+    """The canonical bytes of run.json."""
+    return jcs(to_json(run))
+
+
+def run_digest(run: RunSpec) -> str:
+    """Hex SHA-256 of the canonical bytes: the identity of the run."""
+    return hashlib.sha256(run_bytes(run)).hexdigest()
+
+
+def save_run(run: RunSpec, directory: Path) -> str:
+    """Write run.json into a run's folder, which is made if needed.
+
+    Args:
+        run: the specification.
+        directory: folder of the run.
+
+    Returns:
+        The run's digest. Writing the same content again changes nothing.
+
+    Raises:
+        SpecError: the folder already holds another run.
+    """
+    path, data = directory / RUN_FILE, run_bytes(run)
+    if path.exists():
+        if path.read_bytes() != data:
+            raise SpecError(
+                f"{RUN_FILE} of run {run.run!r} exists with other content; a run is immutable, name a new one"
+            )
+    else:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def load_run(directory: Path) -> RunSpec:
+    """Read and check run.json.
+
+    Args:
+        directory: folder of the run, or the file itself.
+
+    Returns:
+        The specification.
+
+    Raises:
+        SpecError: no such file, not canonical JSON, or a field that is refused.
+    """
+    path = directory / RUN_FILE if directory.is_dir() else directory
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SpecError(
+            f"{path.name}: cannot be read ({error.strerror}); give a run's folder or its {RUN_FILE}"
+        ) from error
+    try:
+        parsed = parse_json(data)
+    except ValueError as error:
+        raise SpecError(f"{path.name}: {error}") from error
+    return from_json(RunSpec, parsed)
+
+
+def with_extra(run: RunSpec, **extra: Any) -> RunSpec:
+    """The same run with more settings for its entry function."""
+    return dataclasses.replace(
+        run, config=dataclasses.replace(run.config, extra=run.config.extra | extra)
+    )

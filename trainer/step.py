@@ -1,0 +1,103 @@
+"""Phases 2 to 4 of one step: local forward and backward, communicate, update.
+
+The step doesn't know the layout: fsdp communicates inside the backward pass, ddp and the norm afterwards. It is also
+the step of every in-process training (proxies, attacks): nothing here touches a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from trainer.mesh import Mesh
+from trainer.partition import check_finite, reduce_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trainer.objective import Objective
+
+
+class Optimizer(Protocol):
+    """What a step needs of an optimiser; `trainer.optim.AdamW` and torch's own have it."""
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+
+    def step(self) -> Any:
+        """Update the parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did; numbers are global, seconds are this process's."""
+
+    loss: float
+    """Loss before the update."""
+    grad_norm: float
+    """Euclidean norm of the global gradient before clipping."""
+    tokens: int
+    """Positions of the first loss term over all processes."""
+    local_s: float
+    """Forward and backward."""
+    communicate_s: float
+    """Summing gradients and loss; with fsdp only the norm, the rest overlaps with `local_s`."""
+    update_s: float
+    """Clipping and optimiser."""
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    objective: Objective,
+    batch: Any,
+    totals_K: Tensor,
+    *,
+    clip_norm: float = 0.0,
+    mesh: Mesh | None = None,
+) -> StepReport:
+    """One update of the model.
+
+    Args:
+        model: the model, its layout applied; set its learning rate (`optimizer.lr`) before.
+        optimizer: the optimiser of its parameters.
+        objective: the loss.
+        batch: this process's part, from `objective.batch`.
+        totals_K: `objective.counts` summed over all processes.
+        clip_norm: largest gradient norm; 0 = no clipping.
+        mesh: the processes; None = one.
+
+    Returns:
+        Loss, norm, tokens and seconds per phase.
+
+    Raises:
+        NumericalError: loss or gradient is not finite; no weight was changed.
+    """
+    start = perf_counter()
+    optimizer.zero_grad()
+    # A term without positions anywhere contributes 0 / 1, not 0 / 0.
+    loss = objective.loss(model, batch, torch.where(totals_K > 0, totals_K, 1.0))
+    torch.autograd.backward(loss)
+    computed = perf_counter()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total, norm = reduce_gradients(trained, loss, mesh or Mesh())
+    check_finite(total, norm, "training step")
+    communicated = perf_counter()
+    loss_value, norm_value = total.item(), norm.item()
+    if clip_norm and norm_value > clip_norm:
+        factor = clip_norm / (norm_value + 1e-6)
+        for parameter in trained:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+    optimizer.step()
+    return StepReport(
+        loss_value,
+        norm_value,
+        int(totals_K[0].item()),
+        computed - start,
+        communicated - computed,
+        perf_counter() - communicated,
+    )

@@ -1,0 +1,351 @@
+"""Token folders: what the tokenizer wrote, checked again by whoever reads it.
+
+    tokens.json            corpus version, tokenizer digest, vocabulary, and per shard: first, count, live, number of
+                           tokens, subtree root, digest
+    shard-00000.arrow      Arrow IPC file, memory-mapped: index uint64, record_id binary[32] or null,
+                           owner dictionary<string> or null, tokens list<uint32>
+
+A shard is 4,096 consecutive leaves of the corpus (2^12, so that it is a subtree of the record tree); the last may be
+short. An erased record keeps its place as an empty list without record id. Each document ends with one end-of-text
+token. The name of a folder's content is the SHA-256 of tokens.json; the shard digests inside are over the *logical*
+columns, not over the file, so they do not depend on the version of the Arrow writer. The reader recomputes all of
+them: a changed token, id, owner or order is refused.
+
+The digest of a shard is SHA-256 over: the ASCII tag, the JCS list of owners in row order ("" where none), then as little-endian
+arrays the indices (u8), record ids (32 bytes, zero for a tombstone), lengths (u4) and tokens (u4).
+"""
+# ruff: noqa: N802, N815 - shape suffixes in attribute names (STYLE 2)
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from provenance.canonical import jcs, parse_json, write_atomic
+from trainer.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+FORMAT = 1
+TOKENS_FILE = "tokens.json"
+SHARD_LEAVES = 1 << 12
+SCHEMA = pa.schema(
+    [
+        ("index", pa.uint64()),
+        ("record_id", pa.binary(32)),
+        ("owner", pa.dictionary(pa.int32(), pa.string())),
+        ("tokens", pa.list_(pa.uint32())),
+    ],
+)
+_FIELDS = {
+    "format", "corpus_version", "tokenizer_digest", "vocab_size", "end_of_text", "size", "live", "tokens",
+    "shard_leaves", "shards",
+}  # fmt: skip
+_SHARD_FIELDS = {"file", "first", "count", "live", "tokens", "digest", "subtree_root"}
+_DIGEST_TAG = b"dataworth-token-shard-1\n"
+_NO_RECORD = bytes(32)
+
+Record = tuple[int, bytes | None, str | None, "Sequence[int] | np.ndarray"]
+"""(index, record_id or None, owner, tokens); a tombstone has no record_id and no tokens."""
+
+
+def write_tokens(
+    folder: Path,
+    *,
+    corpus_version: str,
+    tokenizer_digest: str,
+    vocab_size: int,
+    end_of_text: int,
+    records: Iterable[Record],
+    subtree_roots: Sequence[bytes | str] | None = None,
+) -> str:
+    """Write a token folder; the one writer of this format. tokens.json is written last.
+
+    Args:
+        folder: made if needed; files of the same name are replaced.
+        corpus_version: hex identity of the corpus version, or a name for token sets outside a corpus.
+        tokenizer_digest: hex SHA-256 of the tokenizer.
+        vocab_size: number of token ids.
+        end_of_text: the id that ends every document, < vocab_size.
+        records: (index, record_id | None, owner | None, tokens) with indices 0, 1, 2, ... without gap.
+        subtree_roots: one Merkle root (hex or 32 bytes) per shard, or None where no record tree exists.
+
+    Returns:
+        Hex SHA-256 of tokens.json.
+
+    Raises:
+        DataError: an index out of order, a token out of range, a live record without id or end-of-text, or a number
+            of subtree roots that is not the number of shards.
+    """
+    if not 0 <= end_of_text < vocab_size:
+        raise DataError(f"end_of_text: expected 0..{vocab_size - 1}, got {end_of_text}")
+    folder.mkdir(parents=True, exist_ok=True)
+    shards: list[dict[str, Any]] = []
+    for rows in _runs_of_leaves(records):
+        number = len(shards)
+        table = _table(rows, number * SHARD_LEAVES, vocab_size, end_of_text)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, SCHEMA) as writer:
+            writer.write_table(table)
+        name = f"shard-{number:05d}.arrow"
+        write_atomic(folder / name, sink.getvalue().to_pybytes())
+        columns = Shard.of(table, name)
+        shards.append(
+            {
+                "file": name,
+                "first": number * SHARD_LEAVES,
+                "count": len(rows),
+                "live": int((columns.lengths_N > 0).sum()),
+                "tokens": len(columns.values_T),
+                "digest": columns.digest(),
+                "subtree_root": _root_at(subtree_roots, number),
+            },
+        )
+    if subtree_roots is not None and len(subtree_roots) != len(shards):
+        raise DataError(
+            f"subtree_roots: expected one per shard ({len(shards)}), got {len(subtree_roots)}"
+        )
+    data = jcs(
+        {
+            "format": FORMAT,
+            "corpus_version": corpus_version,
+            "tokenizer_digest": tokenizer_digest,
+            "vocab_size": vocab_size,
+            "end_of_text": end_of_text,
+            "size": sum(shard["count"] for shard in shards),
+            "live": sum(shard["live"] for shard in shards),
+            "tokens": sum(shard["tokens"] for shard in shards),
+            "shard_leaves": SHARD_LEAVES,
+            "shards": shards,
+        },
+    )
+    write_atomic(folder / TOKENS_FILE, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The columns of one shard as numpy views of the mapped file."""
+
+    indices_N: np.ndarray
+    """uint64 positions in the corpus."""
+    ids_N32: np.ndarray
+    """uint8 record ids, zero for a tombstone."""
+    owners: list[str | None]
+    """Distinct owners of this shard in dictionary order, then None if some row has no owner."""
+    owner_codes_N: np.ndarray
+    """int32 positions in `owners`."""
+    offsets_N1: np.ndarray
+    """int32 start of each row in `values_T`, and the end."""
+    values_T: np.ndarray
+    """uint32 tokens."""
+
+    @property
+    def lengths_N(self) -> np.ndarray:
+        """Number of tokens per row."""
+        return np.diff(self.offsets_N1)
+
+    @classmethod
+    def of(cls, table: pa.Table, name: str) -> Shard:
+        """Views of a table of SCHEMA.
+
+        Raises:
+            DataError: other columns or types, or offsets that point outside the buffers.
+        """
+        if (
+            table.schema != SCHEMA
+        ):  # the names found are not shown: in a damaged file they may not be text
+            raise DataError(
+                f"{name}: expected the columns {SCHEMA.names} and their types, got others"
+            )
+        try:
+            table.validate(full=True)  # before any raw view: bad offsets must not reach numpy
+        except pa.ArrowException as error:
+            raise DataError(f"{name}: not a readable token shard ({error})") from error
+        if any(column.num_chunks != 1 for column in table.columns):
+            raise DataError(f"{name}: expected one record batch")
+        index, ids, owner, tokens = (column.chunk(0) for column in table.columns)
+        names: list[str | None] = owner.dictionary.to_pylist()
+        ids_N32 = np.frombuffer(ids.buffers()[1], dtype=np.uint8, count=32 * len(ids)).reshape(
+            -1, 32
+        )
+        return cls(
+            _view(index, "<u8"),
+            np.where(_present(ids)[:, None], ids_N32, 0),
+            [*names, None],
+            np.where(_present(owner), _view(owner.indices, "<i4"), len(names)),
+            _view(tokens.offsets, "<i4"),
+            _view(tokens.values, "<u4"),
+        )
+
+    def digest(self) -> str:
+        """Hex SHA-256 over the logical columns; see the module docstring."""
+        state = hashlib.sha256(_DIGEST_TAG)
+        state.update(jcs([self.owners[code] or "" for code in self.owner_codes_N]))
+        state.update(np.ascontiguousarray(self.indices_N, dtype="<u8").tobytes())
+        state.update(np.ascontiguousarray(self.ids_N32).tobytes())
+        state.update(self.lengths_N.astype("<u4").tobytes())
+        first, last = int(self.offsets_N1[0]), int(self.offsets_N1[-1])
+        # On a little-endian machine this is a view: the largest column is hashed without a copy.
+        state.update(
+            np.ascontiguousarray(self.values_T[first:last], dtype="<u4").view(np.uint8).data
+        )
+        return state.hexdigest()
+
+
+def read_manifest(folder: Path) -> tuple[dict[str, Any], str]:
+    """Parse tokens.json.
+
+    Args:
+        folder: a token folder.
+
+    Returns:
+        The manifest and the hex SHA-256 of its bytes.
+
+    Raises:
+        DataError: missing, not canonical, of another format, or with other fields.
+    """
+    path = folder / TOKENS_FILE
+    try:
+        data = path.read_bytes()
+        manifest = parse_json(data)
+    except OSError as error:
+        raise DataError(
+            f"{TOKENS_FILE}: cannot be read ({error.strerror}) in the given token folder"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{TOKENS_FILE}: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(
+            f"{TOKENS_FILE}: expected format {FORMAT}; written by another version of this program"
+        )
+    if set(manifest) != _FIELDS or any(set(shard) != _SHARD_FIELDS for shard in manifest["shards"]):
+        raise DataError(
+            f"{TOKENS_FILE}: unknown or missing fields: {sorted(set(manifest) ^ _FIELDS)}"
+        )
+    if manifest["shard_leaves"] != SHARD_LEAVES:
+        raise DataError(
+            f"{TOKENS_FILE}: expected shards of {SHARD_LEAVES} leaves, got {manifest['shard_leaves']}"
+        )
+    return manifest, hashlib.sha256(data).hexdigest()
+
+
+def read_shard(folder: Path, entry: dict[str, Any], *, verify: bool) -> Shard:
+    """Map one shard and check it against its entry in tokens.json.
+
+    Args:
+        folder: the token folder.
+        entry: the shard's entry.
+        verify: recompute the digest over all tokens.
+
+    Returns:
+        The shard's columns.
+
+    Raises:
+        DataError: missing, unreadable, or other content than the entry says.
+    """
+    name, first, count = entry["file"], entry["first"], entry["count"]
+    try:
+        # The mapping lives as long as an array views it.
+        table = pa.ipc.open_file(pa.memory_map(str(folder / name))).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{name}: not a readable token shard ({type(error).__name__})") from error
+    shard = Shard.of(table, name)
+    if len(shard.indices_N) != count or not np.array_equal(
+        shard.indices_N, np.arange(first, first + count)
+    ):
+        raise DataError(f"{name}: expected rows {first}..{first + count - 1} in order")
+    if verify and (got := shard.digest()) != entry["digest"]:
+        raise DataError(
+            f"{name}: tokens were changed: expected digest {entry['digest']}, got {got}"
+        )
+    return shard
+
+
+def _runs_of_leaves(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """The records in lists of SHARD_LEAVES; the last may be short. One list is in memory at a time."""
+    rows: list[Record] = []
+    for record in records:
+        rows.append(record)
+        if len(rows) == SHARD_LEAVES:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def _table(rows: list[Record], first: int, vocab_size: int, end_of_text: int) -> pa.Table:
+    """One shard as an Arrow table, every row checked."""
+    lists = []
+    for expected, (index, record_id, owner, tokens) in enumerate(rows, first):
+        if index != expected:
+            raise DataError(
+                f"records: expected index {expected}, got {index}; give all leaves in order"
+            )
+        tokens_T = np.asarray(tokens, dtype=np.int64)
+        if record_id is None and len(tokens_T):
+            raise DataError(
+                f"record {index}: a tombstone (no record_id) must have no tokens, got {len(tokens_T)}"
+            )
+        if record_id is not None:
+            if len(record_id) != 32 or record_id == _NO_RECORD or not owner:
+                raise DataError(f"record {index}: expected a record_id of 32 bytes and an owner")
+            if not len(tokens_T) or tokens_T[-1] != end_of_text:
+                raise DataError(
+                    f"record {index}: expected tokens that end with end-of-text ({end_of_text})"
+                )
+        if len(tokens_T) and not (tokens_T.min() >= 0 and tokens_T.max() < vocab_size):
+            raise DataError(f"record {index}: expected token ids in 0..{vocab_size - 1}")
+        lists.append(tokens_T.astype(np.uint32))
+    offsets = np.concatenate([[0], np.cumsum([len(tokens_T) for tokens_T in lists])])
+    if offsets[-1] >= 2**31:
+        raise DataError(
+            f"shard at leaf {first}: expected fewer than 2**31 tokens, got {offsets[-1]}"
+        )
+    flat = np.concatenate(lists)
+    return pa.table(
+        [
+            pa.array([index for index, *_ in rows], pa.uint64()),
+            pa.array([record_id for _, record_id, _, _ in rows], pa.binary(32)),
+            pa.array([owner for _, _, owner, _ in rows], pa.string()).dictionary_encode(),
+            pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat, pa.uint32())),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def _view(array: pa.Array, kind: str) -> np.ndarray:
+    """A primitive Arrow array as numpy, without a copy.
+
+    `array.to_numpy()` would do the same, but imports pandas, half a second for every process that starts.
+    """
+    data = array.buffers()[1]
+    if data is None:
+        return np.empty(0, dtype=kind)
+    start = array.offset * np.dtype(kind).itemsize
+    return np.frombuffer(data, dtype=kind, count=len(array), offset=start)
+
+
+def _present(array: pa.Array) -> np.ndarray:
+    """Which entries of an unsliced Arrow array are not null."""
+    bits = array.buffers()[0]
+    if bits is None:
+        return np.ones(len(array), dtype=bool)
+    return np.unpackbits(
+        np.frombuffer(bits, dtype=np.uint8), count=len(array), bitorder="little"
+    ).astype(bool)
+
+
+def _root_at(roots: Sequence[bytes | str] | None, number: int) -> str:
+    if roots is None:
+        return "none"
+    if number >= len(roots):
+        raise DataError(f"subtree_roots: expected one per shard, got {len(roots)}")
+    root = roots[number]
+    return root.hex() if isinstance(root, bytes) else root
