@@ -1,0 +1,203 @@
+"""What records and owners are worth: information, training gain, and the prices that follow.
+
+Public names load lazily (PEP 562): ``import valuation`` costs nothing, and ``valuation.pricing``
+never loads torch. The three modules that meet the trainer, `valuation.gradients`,
+`valuation.inrun` and `valuation.proxy`, are imported by their own names: two of them are entries
+of a run (``valuation.inrun:train``, ``valuation.proxy:retrain``). README.md has the formulas.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from valuation.clusters import Clusters, cluster, minhash
+    from valuation.entropy import (
+        EmpiricalEntropy,
+        bigram_surprisal,
+        deflate_bytes,
+        empirical_entropy,
+        folds,
+    )
+    from valuation.errors import (
+        ClusterError,
+        GradientError,
+        GroupError,
+        PricingError,
+        ProxyError,
+        ResultError,
+        TokensError,
+        UtilityError,
+        ValuationError,
+    )
+    from valuation.games import Game, additive, airport, shoes, unanimity, voting
+    from valuation.groups import OwnerGroup, owner_groups
+    from valuation.information import Information, measure_information
+    from valuation.intervals import GroupValues, value_rows
+    from valuation.orders import (
+        Orders,
+        coalitions_needed,
+        sample_orders,
+        sampled_shapley,
+        sampled_with_interval,
+    )
+    from valuation.pricing import (
+        OwnerValues,
+        PriceList,
+        PriceRow,
+        PriceRule,
+        first_in_cluster,
+        owner_values,
+        price,
+        prices_frame,
+        rule_digest,
+        rule_document,
+    )
+    from valuation.quality import Quality, text_quality
+    from valuation.result import NanoRow, ValueRow, apportion, to_nano, values_frame
+    from valuation.shapley import (
+        banzhaf_weights,
+        beta_weights,
+        exact_banzhaf,
+        exact_semivalue,
+        exact_shapley,
+        shapley_weights,
+        shapley_with_interval,
+    )
+    from valuation.shingles import shingle_hashes, token_hashes
+
+_HOME = {
+    "clusters": ("Clusters", "cluster", "minhash"),
+    "entropy": (
+        "EmpiricalEntropy",
+        "bigram_surprisal",
+        "deflate_bytes",
+        "empirical_entropy",
+        "folds",
+    ),
+    "errors": (
+        "ClusterError",
+        "GradientError",
+        "GroupError",
+        "PricingError",
+        "ProxyError",
+        "ResultError",
+        "TokensError",
+        "UtilityError",
+        "ValuationError",
+    ),
+    "games": ("Game", "additive", "airport", "shoes", "unanimity", "voting"),
+    "groups": ("OwnerGroup", "owner_groups"),
+    "information": ("Information", "measure_information"),
+    "intervals": ("GroupValues", "value_rows"),
+    "orders": (
+        "Orders",
+        "coalitions_needed",
+        "sample_orders",
+        "sampled_shapley",
+        "sampled_with_interval",
+    ),
+    "pricing": (
+        "OwnerValues",
+        "PriceList",
+        "PriceRow",
+        "PriceRule",
+        "first_in_cluster",
+        "owner_values",
+        "price",
+        "prices_frame",
+        "rule_digest",
+        "rule_document",
+    ),
+    "quality": ("Quality", "text_quality"),
+    "result": ("NanoRow", "ValueRow", "apportion", "to_nano", "values_frame"),
+    "shingles": ("shingle_hashes", "token_hashes"),
+    "shapley": (
+        "banzhaf_weights",
+        "beta_weights",
+        "exact_banzhaf",
+        "exact_semivalue",
+        "exact_shapley",
+        "shapley_weights",
+        "shapley_with_interval",
+    ),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "ClusterError",
+    "Clusters",
+    "EmpiricalEntropy",
+    "Game",
+    "GradientError",
+    "GroupError",
+    "GroupValues",
+    "Information",
+    "NanoRow",
+    "Orders",
+    "OwnerGroup",
+    "OwnerValues",
+    "PriceList",
+    "PriceRow",
+    "PriceRule",
+    "PricingError",
+    "ProxyError",
+    "Quality",
+    "ResultError",
+    "TokensError",
+    "UtilityError",
+    "ValuationError",
+    "ValueRow",
+    "additive",
+    "airport",
+    "apportion",
+    "banzhaf_weights",
+    "beta_weights",
+    "bigram_surprisal",
+    "cluster",
+    "coalitions_needed",
+    "deflate_bytes",
+    "empirical_entropy",
+    "exact_banzhaf",
+    "exact_semivalue",
+    "exact_shapley",
+    "first_in_cluster",
+    "folds",
+    "measure_information",
+    "minhash",
+    "owner_groups",
+    "owner_values",
+    "price",
+    "prices_frame",
+    "rule_digest",
+    "rule_document",
+    "sample_orders",
+    "sampled_shapley",
+    "sampled_with_interval",
+    "shapley_weights",
+    "shapley_with_interval",
+    "shingle_hashes",
+    "shoes",
+    "text_quality",
+    "to_nano",
+    "token_hashes",
+    "unanimity",
+    "value_rows",
+    "values_frame",
+    "voting",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module on first use."""
+    if name not in _MODULE:
+        raise AttributeError(f"module 'valuation' has no attribute {name!r}")
+    value = getattr(import_module(f"valuation.{_MODULE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Public names."""
+    return list(__all__)

@@ -1,0 +1,271 @@
+"""The bank: which coalitions a proxy run trains, and the losses that each of them left.
+
+A coalition is a bitmask over groups of owners: bit i stands for group i. Its *bank file*,
+``bank/COALITION.npz``, holds the summed loss of every target record, so that
+
+    V(S) = - sum_q nll_q / sum_q tokens_q          nats per target token
+
+comes with its parts per target record, which an interval over records needs. The file is written
+atomically and carries its *key*, the digest of everything that the losses depend on: a bank of
+other data, settings or seed is never mistaken for this one's. result.json names every utility and
+the digest of the losses behind it, and is what a ledger commits to.
+
+This module reads and writes; `valuation.proxy` trains.
+
+Legend: C coalitions, Q target records.
+"""
+
+# ruff: noqa: N802 - shape suffixes in attribute names (STYLE 2)
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from provenance.canonical import jcs, parse_json
+from valuation.errors import ProxyError, UtilityError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+BANK_FORMAT = 1
+MAX_GROUPS = 53  # a coalition is an integer in committed JSON, exact up to 2**53 everywhere
+RESULT_FILE = "result.json"
+_EXTRA = {"groups", "coalitions", "target", "target_digest", "jobs", "epochs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyPlan:
+    """What to train: groups, coalitions and where the target stands; read from `run.config.extra`."""
+
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    """(id, owners) of each group; group i is bit i of a coalition."""
+    coalitions: tuple[int, ...]
+    """Bitmasks, ascending, each once."""
+    target: Path
+    """Token folder of the target records."""
+    target_digest: str | None = None
+    """Digest that the target's tokens.json must have, or None."""
+    jobs: int = 1
+    """Processes that train at the same time."""
+    epochs: int = 1
+    """Passes over a coalition's records."""
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be meant.
+
+        Raises:
+            ProxyError: no or too many groups, an owner twice, a coalition out of range, jobs or epochs < 1.
+        """
+        if not 1 <= len(self.groups) <= MAX_GROUPS:
+            raise ProxyError(f"groups: expected 1..{MAX_GROUPS}, got {len(self.groups)}")
+        for what, names in (
+            ("group id", [name for name, _ in self.groups]),
+            ("owner", [owner for _, owners in self.groups for owner in owners]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ProxyError(f"groups: expected every {what} once, got {twice[0]!r} twice")
+        if list(self.coalitions) != sorted(set(self.coalitions)) or not self.coalitions:
+            raise ProxyError(
+                "coalitions: expected one or more integers in ascending order, each once"
+            )
+        if not 0 <= self.coalitions[0] <= self.coalitions[-1] <= self.everyone:
+            raise ProxyError(
+                f"coalitions: expected 0..{self.everyone} for {len(self.groups)} groups, "
+                f"got {self.coalitions[0]}..{self.coalitions[-1]}",
+            )
+        for name, value in (("jobs", self.jobs), ("epochs", self.epochs)):
+            if value < 1:
+                raise ProxyError(f"{name}: expected at least 1, got {value}")
+
+    @property
+    def everyone(self) -> int:
+        """The coalition of all groups."""
+        return (1 << len(self.groups)) - 1
+
+    def owners(self, coalition: int) -> tuple[str, ...]:
+        """The owners of a coalition, sorted."""
+        picked = (owners for bit, (_, owners) in enumerate(self.groups) if coalition >> bit & 1)
+        return tuple(sorted(owner for owners in picked for owner in owners))
+
+
+def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
+    """Read the plan of a run.
+
+    Args:
+        extra: `run.config.extra`: `groups`, a JSON file `{"groups": [{"id", "owners": [..]}]}`, and
+            `target`, a token folder, both absolute or relative to the run's folder; optional `coalitions`
+            (list of bitmasks, here or in the groups file; without it all of them), `target_digest`, `jobs`, `epochs`.
+        directory: folder of the run.
+
+    Returns:
+        The checked plan.
+
+    Raises:
+        ProxyError: a missing or unknown field, or a groups file that can't be read.
+    """
+    unknown = sorted(set(extra) - _EXTRA)
+    missing = sorted({"groups", "target"} - set(extra))
+    if unknown or missing:
+        raise ProxyError(
+            f"config.extra: expected groups and target and at most {sorted(_EXTRA)}, got unknown {unknown}, missing {missing}",
+        )
+    path = directory / extra["groups"]
+    try:
+        content = parse_json(path.read_bytes())
+        groups = tuple(
+            (str(group["id"]), tuple(map(str, group["owners"]))) for group in content["groups"]
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ProxyError(
+            f'{path.name}: expected {{"groups": [{{"id", "owners"}}]}}, got {error!r}'
+        ) from error
+    if "coalitions" in extra and "coalitions" in content:
+        raise ProxyError(
+            "coalitions: expected once, got one list in config.extra and one in the groups file"
+        )
+    given = extra.get("coalitions", content.get("coalitions"))
+    return ProxyPlan(
+        groups=groups,
+        coalitions=tuple(range(1 << len(groups)) if given is None else sorted(map(int, given))),
+        target=directory / extra["target"],
+        target_digest=extra.get("target_digest"),
+        jobs=int(extra.get("jobs", 1)),
+        epochs=int(extra.get("epochs", 1)),
+    )
+
+
+def bank_key(settings: Mapping[str, Any], plan: ProxyPlan, coalition: int) -> str:
+    """Hex digest of everything that a coalition's losses depend on.
+
+    Args:
+        settings: JSON without floats: model, optimiser, seed, digests of the tokens, and so on.
+        plan: passes, and the owners of the coalition and of all groups (these set the budget).
+        coalition: bitmask.
+
+    Returns:
+        64 hex digits.
+    """
+    body = {
+        "format": BANK_FORMAT,
+        "settings": dict(settings),
+        "epochs": plan.epochs,
+        "players": list(plan.owners(plan.everyone)),
+        "owners": list(plan.owners(coalition)),
+    }
+    return hashlib.sha256(jcs(body)).hexdigest()
+
+
+def bank_file(directory: Path, coalition: int) -> Path:
+    """Where a coalition's losses stand."""
+    return directory / "bank" / f"{coalition}.npz"
+
+
+def read_bank(path: Path, key: str | None) -> dict[str, NDArray[Any]] | None:
+    """A coalition's losses, or None where they must be computed.
+
+    Args:
+        path: the bank file.
+        key: what it must have been made from; None takes any.
+
+    Returns:
+        nll_Q, tokens_Q, index_Q, steps, tokens; None for no file or another key.
+
+    Raises:
+        ProxyError: a file that isn't a bank file. Atomic writing leaves none, so it is not silently redone.
+    """
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            content = dict(archive)
+        found = str(content.pop("key"))
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise ProxyError(
+            f"bank/{path.name}: expected a bank file, got {error!r}; delete it to train it again"
+        ) from error
+    return content if key in (None, found) else None
+
+
+def losses_digest(content: Mapping[str, NDArray[Any]]) -> str:
+    """Hex SHA-256 over a bank file's index, tokens and nll columns as little-endian bytes."""
+    columns = (
+        content["index_Q"].astype("<i8"),
+        content["tokens_Q"].astype("<i8"),
+        content["nll_Q"].astype("<f8"),
+    )
+    return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Utilities:
+    """The losses of every coalition, read back from a finished run."""
+
+    groups: tuple[str, ...]
+    """Group ids; group i is bit i."""
+    coalitions_C: NDArray[np.int64]
+    """Bitmasks, ascending; when all 2^n are there, row = bitmask."""
+    nll_CQ: NDArray[np.float64]
+    """Summed loss of each target record in nats."""
+    tokens_Q: NDArray[np.int64]
+    """Predicted tokens of each target record."""
+    index_Q: NDArray[np.int64]
+    """Index of each target record in the target's tokens."""
+
+    @property
+    def record_utility_CQ(self) -> NDArray[np.float64]:
+        """Each target record's part of V(S): - nll / all target tokens; a row sums to V(S)."""
+        return -self.nll_CQ / self.tokens_Q.sum()
+
+    @property
+    def utility_C(self) -> NDArray[np.float64]:
+        """V(S) = - mean nats per target token."""
+        return self.record_utility_CQ.sum(1)
+
+
+def load_utilities(directory: Path) -> Utilities:
+    """Read the bank of a finished run.
+
+    Args:
+        directory: the run's folder.
+
+    Returns:
+        The losses of every coalition that result.json names.
+
+    Raises:
+        UtilityError: the run isn't done, or a bank file is missing or isn't the one that result.json names.
+    """
+    try:
+        result = parse_json((directory / RESULT_FILE).read_bytes())
+        names = sorted(map(int, result["coalitions"]))
+    except (OSError, ValueError, KeyError) as error:
+        raise UtilityError(
+            f"{RESULT_FILE}: expected the result of a proxy run, got {error!r}; run it first"
+        ) from error
+    contents = []
+    for coalition in names:
+        path = bank_file(directory, coalition)
+        content = read_bank(path, None) if path.exists() else None
+        if (
+            content is None
+            or losses_digest(content) != result["coalitions"][str(coalition)]["losses_digest"]
+        ):
+            raise UtilityError(
+                f"bank/{path.name}: expected the losses that {RESULT_FILE} names, got "
+                f"{'other ones' if content else 'no file'}; run the proxy again",
+            )
+        contents.append(content)
+    return Utilities(
+        groups=tuple(group["id"] for group in result["groups"]),
+        coalitions_C=np.array(names, dtype=np.int64),
+        nll_CQ=np.stack([content["nll_Q"] for content in contents]),
+        tokens_Q=contents[0]["tokens_Q"],
+        index_Q=contents[0]["index_Q"],
+    )
