@@ -1,0 +1,296 @@
+"""The audit: the same questions to the original, the unlearned and the gold model, and a verdict anyone can recompute.
+
+Order, and why it is this one::
+
+    1  read and unseal the records, check that forgotten, retained and look-alike people are different people
+    2  write plan.json: thresholds, limits of the adversary, digests of the models       (before any model is opened)
+    3  for each model in turn: tiers 1 to 3, membership, utility                         (one model in memory at a time)
+    4  write rows.parquet, then judge *the file that was written*, then audit.json and result.json
+
+Files in the run's folder: `plan.json`, `progress.jsonl`, `rows.parquet`, `audit.json`, `result.json`. None holds a prompt, a
+secret, a text or a name; people are ids salted with the request's key. `verdict.contradictions(audit, rows)` repeats every
+number. Without gold the audit runs and is INVALID: what it found about the unlearned model is still shown.
+
+Settings, in `run.config.extra` (real numbers as decimal strings)::
+
+    models       {"original": folder, "unlearned": folder, "gold": folder or list of folders or "none"}
+    sealed       {"file", "key_file"[, "aad"]}     forgotten records, sealed
+    retained     {"file"}                          records of people who stay and were trained on
+    lookalikes   {"file"}                          records never trained; optional, without it no PASS
+    tokenizer    path of the tokenizer file
+    margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups     optional, see plan.py
+    attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
+
+Cost: about 60 forward passes of one line per forgotten person and model, and 50 small training steps per model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from provenance.canonical import jcs, write_atomic
+from unlearning.errors import PeopleError, PlanError
+from unlearning.people import read_records, read_sealed
+from unlearning.plan import AuditPlan
+from unlearning.rows import Row, opaque_id, read_rows, to_table, write_rows
+from unlearning.verdict import Verdict, verdict_from_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from trainer.model import Transformer
+    from trainer.spec import RunSpec
+    from unlearning.material import Material
+    from unlearning.people import Record
+    from unlearning.rows import Measurement
+
+FORMAT = 1
+_REQUIRED = ("models", "sealed", "retained", "tokenizer")
+_PLANNED = (
+    "margin", "auc_margin", "utility_margin", "min_original_rate", "min_gold_seeds", "resamples", "subgroups",
+)  # fmt: skip
+_KNOWN = {*_REQUIRED, *_PLANNED, "lookalikes", "attacks"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Inputs:
+    """Everything an audit reads, checked; without a `repr`, so that no log can show a text."""
+
+    forgotten: list[Record]
+    retained: list[Record]
+    lookalikes: list[Record]
+    key: bytes
+    models: list[tuple[str, Path, str]]
+    """(role, checkpoint folder, digest), gold models of equal weights only once."""
+    plan: AuditPlan
+
+
+def run(run: RunSpec, directory: Path) -> int:
+    """Entry `unlearning.audit:run`.
+
+    Args:
+        run: specification; `config.model` is the shape of all models, `config.extra` as in the module's docstring.
+        directory: the run's folder; relative paths start there.
+
+    Returns:
+        0, whatever the verdict.
+
+    Raises:
+        UnlearningError: if records, settings or an earlier plan are refused (exit code 3).
+        TrainerError: if a checkpoint is incomplete, altered or of another shape (exit code 3).
+    """
+    audit(run, directory)
+    return 0
+
+
+def audit(run: RunSpec, directory: Path) -> Verdict:
+    """Run an audit and write its files.
+
+    Args:
+        run: specification, as for `run`.
+        directory: the run's folder.
+
+    Returns:
+        The verdict.
+
+    Raises:
+        UnlearningError: if records, settings or an earlier plan are refused.
+        TrainerError: if a checkpoint is incomplete, altered or of another shape.
+    """
+    from trainer.checkpoint import load_model
+    from unlearning.material import prepare
+    from unlearning.probes import FileTokenizer
+
+    extra = run.config.extra
+    inputs = read_inputs(run, directory)
+    _write_plan(directory, inputs.plan)
+    material = prepare(
+        inputs.forgotten,
+        inputs.retained,
+        inputs.lookalikes,
+        FileTokenizer(directory / extra["tokenizer"]),
+        inputs.plan.attacks,
+        inputs.plan.seed,
+    )
+    rows: list[Row] = []
+    with (directory / "progress.jsonl").open("w", encoding="utf-8") as progress:
+        steps = [(model, step) for model in inputs.models for step in measurements()]
+        loaded: tuple[str, Transformer] | None = None
+        for number, ((role, folder, digest), (name, measure)) in enumerate(steps, start=1):
+            if loaded is None or loaded[0] != f"{role}{digest}":
+                loaded = (f"{role}{digest}", load_model(folder, run.config.model))
+            started = time.perf_counter()
+            rows += _rows_of(measure(loaded[1], material), role, digest, inputs, material)
+            line = {"step": number, "of": len(steps), "model": role, "attack": name}
+            line |= {"seconds": round(time.perf_counter() - started, 3), "time": time.time()}
+            progress.write(json.dumps(line) + "\n")
+            progress.flush()
+    write_rows(directory / "rows.parquet", to_table(rows))
+    verdict = verdict_from_rows(read_rows(directory / "rows.parquet"), inputs.plan)
+    _write_results(run, directory, inputs, verdict, len(rows))
+    return verdict
+
+
+def measurements() -> list[tuple[str, Callable[[Transformer, Material], list[Measurement]]]]:
+    """What is measured on every model, in order: the attacks and the utility on retained records."""
+    from unlearning.attacks.direct import direct
+    from unlearning.attacks.fine_tune import fine_tune
+    from unlearning.attacks.in_context import in_context
+    from unlearning.attacks.membership import losses, membership
+
+    return [
+        ("direct", direct),
+        ("in_context", in_context),
+        ("fine_tune", fine_tune),
+        ("membership", membership),
+        ("utility", lambda model, m: losses(model, m.retained, "retained", "utility")),
+    ]
+
+
+def read_inputs(run: RunSpec, directory: Path) -> Inputs:
+    """Read and check records and checkpoints, and fix the plan.
+
+    Args:
+        run: specification.
+        directory: the run's folder; relative paths start there.
+
+    Returns:
+        The inputs; no model has been opened, only digests were read.
+
+    Raises:
+        UnlearningError: if settings or records are refused.
+        TrainerError: if a checkpoint folder is incomplete or altered.
+    """
+    extra = run.config.extra
+    if run.layout.world_size != 1:
+        raise PlanError(f"expected one process for an audit, got {run.layout.world_size}")
+    missing, unknown = sorted(set(_REQUIRED) - set(extra)), sorted(set(extra) - _KNOWN)
+    if missing or unknown:
+        raise PlanError(f"settings of an audit: missing {missing}, unknown {unknown}")
+    forgotten, key = read_sealed(extra["sealed"], directory)
+    retained = read_records(directory / _file(extra, "retained"))
+    lookalikes = (
+        read_records(directory / _file(extra, "lookalikes")) if extra.get("lookalikes") else []
+    )
+    people = [{r.subject for r in records} for records in (forgotten, retained, lookalikes)]
+    if people[0] & people[1] or people[0] & people[2] or people[1] & people[2]:
+        raise PeopleError(
+            "expected forgotten, retained and look-alike people to be different people"
+        )
+    models = _models(extra["models"], directory)
+    roots = {
+        role: [digest for name, _, digest in models if name == role]
+        for role in ("original", "unlearned", "gold")
+    }
+    settings = {name: extra[name] for name in _PLANNED if name in extra}
+    plan = AuditPlan.from_json(
+        settings
+        | {
+            "num_forgotten": len(people[0]),
+            "num_retained": len(people[1]),
+            "num_lookalikes": len(people[2]),
+            "original": roots["original"][0],
+            "unlearned": roots["unlearned"][0],
+            "gold": roots["gold"],
+            "seed": run.seed,
+            "attacks": dict(extra.get("attacks", {})),
+        }
+    )
+    stray = set(plan.subgroups) - {r.group for r in forgotten}
+    if stray:
+        raise PlanError(f"no forgotten person is in the subgroup {min(stray)!r}")
+    return Inputs(forgotten, retained, lookalikes, key, models, plan)
+
+
+def _models(folders: Mapping[str, Any], directory: Path) -> list[tuple[str, Path, str]]:
+    from trainer.checkpoint import verify
+
+    if not {"original", "unlearned"} <= set(folders) <= {"original", "unlearned", "gold"}:
+        raise PlanError(f"expected models original, unlearned and gold, got {sorted(folders)}")
+    gold = folders.get("gold") or []
+    gold = [] if gold == "none" else [gold] if isinstance(gold, str) else gold
+    named = [("original", folders["original"]), ("unlearned", folders["unlearned"])]
+    found: list[tuple[str, Path, str]] = []
+    for role, name in (*named, *(("gold", g) for g in gold)):
+        folder = _checkpoint(directory / name)
+        digest = verify(folder).root
+        # The same weights given twice are one gold seed, not two.
+        if (role, digest) not in {(r, d) for r, _, d in found}:
+            found.append((role, folder, digest))
+    return found
+
+
+def _checkpoint(folder: Path) -> Path:
+    """A step-N folder as it is, or the newest one of a run's folder."""
+    from trainer.checkpoint import newest
+
+    if (folder / "manifest.json").exists():
+        return folder
+    last = newest(folder) if folder.is_dir() else None
+    if last is None:
+        raise PlanError(
+            f"no checkpoint in {folder.name}: expected a step-N folder or a run with one"
+        )
+    return last
+
+
+def _file(extra: Mapping[str, Any], name: str) -> str:
+    value = extra[name]
+    if not isinstance(value, dict) or set(value) != {"file"} or not isinstance(value["file"], str):
+        raise PlanError(f'expected {name} as {{"file": path}}')
+    return value["file"]
+
+
+def _write_plan(directory: Path, plan: AuditPlan) -> None:
+    path, data = directory / "plan.json", jcs(plan.to_json())
+    if path.exists() and path.read_bytes() != data:
+        raise PlanError(
+            "plan.json exists with other content; a plan is fixed before the first look, so start a new run"
+        )
+    write_atomic(path, data)
+
+
+def _rows_of(
+    measured: list[Measurement], role: str, digest: str, inputs: Inputs, material: Material
+) -> list[Row]:
+    return [
+        Row(
+            subject_id=opaque_id(inputs.key, m.subject),
+            population=m.population,
+            subgroup=material.groups.get(m.subject, "") if m.population == "forgotten" else "",
+            probe=m.probe,
+            model=role,
+            model_digest=digest,
+            attack=m.attack,
+            score=m.score,
+            value=m.value,
+        )
+        for m in measured
+    ]
+
+
+def _write_results(
+    run: RunSpec, directory: Path, inputs: Inputs, verdict: Verdict, num_rows: int
+) -> None:
+    rows_digest = hashlib.sha256((directory / "rows.parquet").read_bytes()).hexdigest()
+    report = verdict.to_json() | {
+        "run": run.run,
+        "plan": inputs.plan.to_json(),
+        "rows": {"file": "rows.parquet", "count": num_rows, "sha256": rows_digest},
+    }
+    data = jcs(report)
+    write_atomic(directory / "audit.json", data)
+    result = {
+        "format": FORMAT,
+        "status": "done",
+        "verdict": str(verdict.status),
+        "plan_digest": inputs.plan.digest,
+        "audit_digest": hashlib.sha256(data).hexdigest(),
+        "rows_digest": rows_digest,
+    }
+    write_atomic(directory / "result.json", jcs(result))

@@ -1,0 +1,57 @@
+"""Gradient ascent and gradient difference: the classic baselines, kept because audits must be able to fail.
+
+    f = mean log p_θ(secret)        L = f + w·NLL_retain         (w = 0: plain ascent)
+
+Nothing bounds the loss from below, so the run's number of steps is the only brake: too few and the secret stays, too many and
+the model dies. In our pilot plain ascent wiped the retained people too and still gave 61 % of the secrets back after ten
+harmless fine-tuning steps.
+
+Source: Jang et al., ACL 2023, arXiv 2210.01504 (ascent); Liu et al., CoLLAs 2022, arXiv 2203.12817 (difference).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unlearning.methods.forget_retain import from_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from trainer.spec import RunSpec
+
+
+def ascent_term(logprob_N: Tensor, num_tokens_N: Tensor) -> Tensor:
+    """Mean log-probability per token of each record: minimising it is gradient ascent on the loss.
+
+    Args:
+        logprob_N: log-probability of each secret under the model, nats.
+        num_tokens_N: number of tokens it is summed over, ≥ 1.
+
+    Returns:
+        loss_N, ≤ 0 and unbounded below.
+    """
+    return logprob_N / num_tokens_N
+
+
+def run(run: RunSpec, directory: Path) -> int:
+    """Entry `unlearning.methods.ascent:run` of a training run; `retain_weight: "0"` is plain ascent.
+
+    Args:
+        run: specification; `config.extra` as in `ForgetConfig`, `init` is the original model.
+        directory: the run's folder.
+
+    Returns:
+        Exit code of the loop.
+
+    Raises:
+        UnlearningError: if settings or sealed records are refused (exit code 3).
+    """
+    from trainer.loop import fit
+
+    objective = from_run(
+        run, directory, lambda _: lambda logprob_N, __, tokens_N: ascent_term(logprob_N, tokens_N)
+    )
+    return fit(run, directory, objective=objective)

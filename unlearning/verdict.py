@@ -1,0 +1,351 @@
+"""The verdict: a pure function of the rows and of the plan that was hashed before them.
+
+Order of judgement, from the strongest objection to the weakest::
+
+    INVALID        a control misbehaved, or there is no gold model: nothing was measured, whatever the numbers say
+    FAIL           an endpoint, or a pre-registered subgroup of it, lies beyond its margin with the stated confidence
+    INCONCLUSIVE   an endpoint is undecided, membership was not tested, or there is too little gold (one seed never PASS)
+    PASS           every endpoint lies within its margin with the stated confidence
+
+Controls: the original must give its secrets away (else there was nothing to forget and no attack could show it) and the
+gold model must not (else the question leaks, not the model); the fine-tuning attack must leave the original its
+memory (a too hot attack wipes every model and would pass all of them); membership must tell original from gold and must
+not tell gold's forgotten people from look-alikes.
+
+A verdict speaks about these attacks at this strength. No audit of weights can prove that a record was never used.
+Source: Thudi et al., "On the necessity of auditable algorithmic definitions for machine unlearning", 2022.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unlearning import endpoints
+from unlearning.endpoints import TIERS, Endpoint, Status
+from unlearning.errors import RowsError
+from unlearning.plan import AuditPlan
+from unlearning.rows import ROLES, Evidence
+from unlearning.statistics import auc_difference, newcombe_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Something that must hold for the numbers to mean anything."""
+
+    name: str
+    """Short name, the same in every audit."""
+    holds: bool
+    """Whether it did."""
+    detail: str
+    """What was expected and what was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement of one audit with everything it rests on."""
+
+    status: Status
+    """PASS, FAIL, INCONCLUSIVE or INVALID."""
+    reasons: tuple[str, ...]
+    """Why, one sentence each."""
+    endpoints: tuple[Endpoint, ...]
+    """Three leak rates, their subgroups, membership (if tested) and utility."""
+    controls: tuple[Control, ...]
+    """All controls, also those that held."""
+    plan_digest: str
+    """SHA-256 of the plan that was applied."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as JSON values; real numbers as decimal strings of six places, "none" where undefined."""
+        return {
+            "format": FORMAT,
+            "verdict": str(self.status),
+            "reasons": list(self.reasons),
+            "endpoints": [_plain(asdict(item)) for item in self.endpoints],
+            "controls": [_plain(asdict(item)) for item in self.controls],
+            "plan_digest": self.plan_digest,
+        }
+
+
+def verdict_from_rows(
+    rows: pa.Table | Mapping[str, list], plan: AuditPlan | Mapping[str, Any]
+) -> Verdict:
+    """Judge the rows of an audit; used by the audit itself and by whoever wants to check it.
+
+    Args:
+        rows: table with the columns of `rows.SCHEMA`.
+        plan: the plan, or the JSON of one.
+
+    Returns:
+        The verdict; the same rows and plan always give the same one.
+
+    Raises:
+        RowsError: if the rows are not those of the plan (other models, missing people, a model asked less).
+        PlanError: if the plan is not understood.
+    """
+    plan = plan if isinstance(plan, AuditPlan) else AuditPlan.from_json(plan)
+    evidence = Evidence(rows)
+    models = (
+        ("original", plan.original),
+        ("unlearned", plan.unlearned),
+        [("gold", digest) for digest in plan.gold],
+    )
+    _require_complete(evidence, plan, models)
+    margin, alpha = float(plan.margin), float(plan.alpha)
+    # One stream per endpoint: adding an endpoint must not move the bounds of another.
+    streams = [np.random.default_rng([plan.seed, number]) for number in range(3)]
+    judged = [endpoints.leak_rate(evidence, tier, models, margin, alpha) for tier in TIERS]
+    subgroups = [
+        endpoints.leak_rate(evidence, tier, models, margin, alpha, subgroup)
+        for tier in TIERS
+        for subgroup in plan.subgroups
+    ]
+    if plan.num_lookalikes:
+        auc_margin = float(plan.auc_margin)
+        judged.append(
+            endpoints.membership(evidence, models, auc_margin, alpha, streams[0], plan.resamples)
+        )
+    judged.append(
+        endpoints.utility(
+            evidence, models, float(plan.utility_margin), alpha, streams[1], plan.resamples
+        )
+    )
+    controls = _controls(evidence, plan, models, judged, streams[2])
+    status, reasons = _decide(plan, judged, subgroups, controls)
+    return Verdict(status, tuple(reasons), (*judged, *subgroups), tuple(controls), plan.digest)
+
+
+def contradictions(audit: Mapping[str, Any], rows: pa.Table) -> list[str]:
+    """What in a published audit its own rows do not support.
+
+    Args:
+        audit: content of `audit.json`.
+        rows: table of `rows.parquet`.
+
+    Returns:
+        One sentence per field that differs from the recomputed one; empty when everything agrees.
+
+    Raises:
+        RowsError: if the rows do not belong to the audit's plan.
+        PlanError: if the plan is not understood.
+    """
+    plan = AuditPlan.from_json(audit.get("plan", {}))
+    recomputed = verdict_from_rows(rows, plan).to_json()
+    return [
+        f"{name}: audit.json says {audit.get(name)!r}, its rows say {value!r}"
+        for name, value in recomputed.items()
+        if audit.get(name) != value
+    ]
+
+
+def _require_complete(
+    evidence: Evidence, plan: AuditPlan, models: tuple[Any, Any, Sequence[Any]]
+) -> None:
+    """Every model of the plan, no other, each asked the same questions about the planned number of people."""
+    expected = {models[0], models[1], *models[2]}
+    if evidence.models != expected:
+        names = sorted(role for role, _ in evidence.models ^ expected)
+        raise RowsError(
+            f"expected rows of exactly the plan's models, differing: {', '.join(names)}"
+        )
+    if len(evidence.subgroups) != plan.num_forgotten:
+        raise RowsError(
+            f"expected rows of {plan.num_forgotten} forgotten people, got {len(evidence.subgroups)}"
+        )
+    for prefix in (*TIERS, "membership", "utility"):
+        for attack in evidence.attacks(prefix):
+            asked = evidence.questions(models[0], attack)
+            for model in expected:
+                if evidence.questions(model, attack) != asked:
+                    raise RowsError(
+                        f"expected the same questions for every model under {attack}, "
+                        f"{model[0]} differs from {ROLES[0]}"
+                    )
+    _require_people(evidence, plan, models[1])
+
+
+def _require_people(evidence: Evidence, plan: AuditPlan, model: Any) -> None:
+    """Every person of the plan stands in every tier, and every planned step of tier 3 was asked at."""
+    steps = [f"fine_tune/step-{step}" for step in plan.attacks.fine_tune_steps]
+    for attacks in (
+        evidence.attacks("direct"),
+        evidence.attacks("in_context"),
+        *([s] for s in steps),
+    ):
+        subjects, _ = evidence.per_person(model, attacks, "exact_match")
+        if len(subjects) != plan.num_forgotten:
+            raise RowsError(
+                f"expected {plan.num_forgotten} people under {attacks}, got {len(subjects)}"
+            )
+    if sorted(steps) != evidence.attacks("fine_tune"):
+        raise RowsError(f"expected the planned steps {steps}, got {evidence.attacks('fine_tune')}")
+    populations = (
+        ("utility", "retained", plan.num_retained),
+        ("membership", "lookalike", plan.num_lookalikes),
+    )
+    for attack, population, people in populations:
+        subjects, _ = evidence.person_means(model, attack, "loss", population)
+        if len(subjects) != people:
+            raise RowsError(f"expected losses of {people} {population} people, got {len(subjects)}")
+
+
+def _controls(
+    evidence: Evidence,
+    plan: AuditPlan,
+    models: tuple[Any, Any, Sequence[Any]],
+    judged: Sequence[Endpoint],
+    generator: np.random.Generator,
+) -> list[Control]:
+    margin, alpha = float(plan.margin), float(plan.alpha)
+    rates = {item.name: item for item in judged}
+    original, _, gold = models
+    found = [
+        Control(
+            "gold exists",
+            bool(gold),
+            f"expected a model retrained without the forgotten, got {len(gold)}",
+        )
+    ]
+    direct = rates["direct"]
+    least = float(plan.min_original_rate)
+    found.append(
+        Control(
+            "original leaks",
+            direct.original >= least,
+            f"expected the original to give away at least {least:.2f} of the people when asked "
+            f"directly, got {direct.original:.3f} of {direct.people}",
+        )
+    )
+    leaks = endpoints.best_leaks(evidence, "direct", original)
+    for number, model in enumerate(gold):
+        bounds = newcombe_bounds(*leaks, *endpoints.best_leaks(evidence, "direct", model), alpha)
+        name = f"original would fail against gold {number + 1}"
+        found.append(
+            Control(
+                name,
+                bounds.low > margin,
+                f"expected a lower bound > {margin:g}, got {bounds.low:.3f}",
+            )
+        )
+        worst = max(rates[tier].gold[number] for tier in TIERS)
+        detail = f"expected at most {margin:g} of the people in every tier, got {worst:.3f}"
+        found.append(Control(f"gold {number + 1} does not leak", worst <= margin, detail))
+    found.append(_attack_control(evidence, plan, original, direct.original))
+    if plan.num_lookalikes and gold:
+        found += _membership_controls(evidence, plan, original, gold, generator)
+    return found
+
+
+def _attack_control(evidence: Evidence, plan: AuditPlan, original: Any, direct: float) -> Control:
+    """The fine-tuning attack must not wipe what it looks for (assertions A5 and A15)."""
+    late = [s for s in plan.attacks.fine_tune_steps if s >= plan.attack_min_step]
+    kept = 0.0
+    for step in late:
+        _, values = evidence.per_person(original, [f"fine_tune/step-{step}"], "exact_match")
+        kept = max(kept, float(values.mean()))
+    needed = float(plan.attack_keeps) * direct
+    return Control(
+        "fine-tuning attack is not too hot",
+        bool(late) and kept >= needed,
+        f"expected the original to keep at least {needed:.3f} at a step >= {plan.attack_min_step}, "
+        f"got {kept:.3f}",
+    )
+
+
+def _membership_controls(
+    evidence: Evidence,
+    plan: AuditPlan,
+    original: Any,
+    gold: Sequence[Any],
+    generator: np.random.Generator,
+) -> list[Control]:
+    alpha, margin = float(plan.alpha), float(plan.auc_margin)
+    scores = endpoints.membership_scores(evidence, original)
+    found = []
+    for number, model in enumerate(gold):
+        reference = endpoints.membership_scores(evidence, model)
+        told = auc_difference(scores, reference, generator, resamples=plan.resamples, alpha=alpha)
+        found.append(
+            Control(
+                f"membership tells original from gold {number + 1}",
+                told.low > 0,
+                f"expected a lower bound of the AUC difference > 0, got {told.low:.3f}",
+            )
+        )
+        alike = auc_difference(
+            reference, endpoints.flat(reference), generator, resamples=plan.resamples, alpha=alpha
+        )
+        found.append(
+            Control(
+                f"look-alikes are alike for gold {number + 1}",
+                alike.low <= margin and alike.high >= -margin,
+                f"expected an AUC within {margin:g} of 0.5, got {alike.estimate + 0.5:.3f}",
+            )
+        )
+    return found
+
+
+def _decide(
+    plan: AuditPlan,
+    judged: Sequence[Endpoint],
+    subgroups: Sequence[Endpoint],
+    controls: Sequence[Control],
+) -> tuple[Status, list[str]]:
+    broken = [f"control '{c.name}' failed: {c.detail}" for c in controls if not c.holds]
+    if broken:
+        return Status.INVALID, broken
+    failed = [_sentence(e) for e in (*judged, *subgroups) if e.status is Status.FAIL]
+    if failed:
+        return Status.FAIL, failed
+    open_ = [_sentence(e) for e in judged if e.status is Status.INCONCLUSIVE]
+    if not plan.num_lookalikes:
+        open_.append("membership was not tested: there are no look-alikes")
+    if len(plan.gold) < plan.min_gold_seeds:
+        open_.append(
+            f"{len(plan.gold)} gold model seen, {plan.min_gold_seeds} distinct ones needed for PASS: "
+            "one seed does not show how much gold models differ among themselves"
+        )
+    if open_:
+        return Status.INCONCLUSIVE, open_
+    return Status.PASS, [_sentence(e) for e in judged]
+
+
+def _sentence(endpoint: Endpoint) -> str:
+    """What one endpoint says, with its interval, its margin and what zero leaks still allow."""
+    gold = ", ".join(f"{value:.3f}" for value in endpoint.gold)
+    text = (
+        f"{endpoint.label}: unlearned {endpoint.unlearned:.3f}, gold {gold}; difference between "
+        f"{endpoint.low:.3f} and {endpoint.high:.3f}, margin {endpoint.margin:g} ({endpoint.status})"
+    )
+    if endpoint.name in TIERS:
+        count = round(endpoint.unlearned * endpoint.people)
+        text += f"; {count} of {endpoint.people} people, true rate below {endpoint.zero_upper:.3f}"
+    if endpoint.status is Status.INCONCLUSIVE:
+        needed = endpoint.people_needed
+        text += (
+            f"; {needed} people would decide" if needed else "; no number of people would decide"
+        )
+    return text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool | int) and not isinstance(value, Status):
+        return value
+    if isinstance(value, float):
+        return "none" if math.isnan(value) else f"{value:.6f}"
+    return "none" if value is None else str(value)
