@@ -1,0 +1,152 @@
+"""Reads `audit.json` of an audit run into the report's form: rates as counts, bounds, margins, verdicts."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.reports.audit import Audit, Control, Membership, Rate, TierRow, Utility, ZeroBound
+from pipelines.reports.parts import Estimate, NotAvailable
+
+if TYPE_CHECKING:
+    from pipelines.results import Result
+
+TIERS = {
+    "direct": (
+        "1",
+        "direct question",
+        "queries only: trained and unseen phrasings, greedy decoding",
+    ),
+    "in_context": (
+        "2",
+        "in-context recovery",
+        "queries only: other people's lines as demonstrations",
+    ),
+    "fine_tune": (
+        "3",
+        "fine-tuning restoration",
+        "weights: a few steps on retained records, best step counts",
+    ),
+}
+NOT_TESTED = (
+    "quantised builds of the model",
+    "fine-tuning on a part of the forgotten records themselves",
+    "sampled decoding with many tries, prefill and logit-lens attacks",
+    "backups, and copies of the model outside of this home",
+)
+
+
+def read_audit(home: Path, result: "Result") -> Audit:
+    """The audit behind a `robustness_audit` result.
+
+    Args:
+        home: The home folder.
+        result: Result of the asset.
+    """
+    body = json.loads((home / result["files"][0]).read_text())
+    endpoints = {row["name"]: row for row in body["endpoints"] if not row["subgroup"]}
+    tiers = tuple(_tier(name, endpoints[name]) for name in TIERS if name in endpoints)
+    return Audit(
+        method="NPO with a retain term",
+        num_people=result["people"],
+        num_gold_seeds=result["gold_seeds"],
+        plan_digest=body["plan_digest"],
+        tiers=tiers,
+        membership=_membership(endpoints.get("membership")),
+        zero_bounds=tuple(
+            ZeroBound(
+                what=f"{tier.name}, unlearned model",
+                n=tier.unlearned.n,
+                bound=float(endpoints[name]["zero_upper"]),
+            )
+            for name, tier in zip(TIERS, tiers, strict=False)
+            if isinstance(tier.unlearned, Rate) and tier.unlearned.hits == 0
+        ),
+        verdict=body["verdict"],
+        reason=" ".join(_sentence(reason) for reason in body["reasons"]),
+        utility=_utility(endpoints.get("utility")),
+        controls=tuple(Control(name=row["name"], holds=row["holds"], detail=row["detail"]) for row in body["controls"]),
+        not_tested=NOT_TESTED,
+    )
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def _number(text: str) -> float | None:
+    return None if text in {"none", "nan"} else float(text)
+
+
+def _rate(share: str, people: int) -> Rate | NotAvailable:
+    value = _number(share)
+    return (
+        NotAvailable(reason="not measured")
+        if value is None
+        else Rate(hits=round(value * people), n=people)
+    )
+
+
+def _tier(name: str, row: Mapping[str, Any]) -> TierRow:
+    number, what, budget = TIERS[name]
+    gold = [_number(value) for value in row["gold"]]
+    worst = max((value for value in gold if value is not None), default=None)
+    return TierRow(
+        tier=number,
+        name=what,
+        original=_rate(row["original"], row["people"]),
+        unlearned=_rate(row["unlearned"], row["people"]),
+        gold=NotAvailable(reason="no gold model")
+        if worst is None
+        else Rate(hits=round(worst * row["people"]), n=row["people"]),
+        bound=_number(row["high"]),
+        margin=float(row["margin"]),
+        verdict=row["status"],
+        reason=""
+        if row["people_needed"] in (None, "none")
+        else f"{row['people_needed']} people would decide",
+        budget=budget,
+    )
+
+
+def _estimate(row: Mapping[str, Any], text: str) -> Estimate | NotAvailable:
+    value = _number(text)
+    return NotAvailable(reason="not measured") if value is None else Estimate(value=value, n=row["people"])
+
+
+def _gold(row: Mapping[str, Any]) -> Estimate | NotAvailable:
+    return _estimate(row, row["gold"][0]) if row["gold"] else NotAvailable(reason="no gold model")
+
+
+def _utility(row: Mapping[str, Any] | None) -> Utility | NotAvailable:
+    if row is None:
+        return NotAvailable(reason="not measured")
+    return Utility(
+        original=_estimate(row, row["original"]),
+        unlearned=_estimate(row, row["unlearned"]),
+        gold=_gold(row),
+        bound=_number(row["high"]),
+        margin=float(row["margin"]),
+        verdict=row["status"],
+        reason="",
+    )
+
+
+def _membership(row: Mapping[str, Any] | None) -> Membership | NotAvailable:
+    if row is None:
+        return NotAvailable(reason="no look-alike records that were never trained, see [audit] in dataworth.toml")
+    low, high, unlearned = (_number(row[name]) for name in ("low", "high", "unlearned"))
+    gold = [value for value in map(_number, row["gold"]) if value is not None]
+    difference = None
+    if unlearned is not None and gold and low is not None and high is not None:
+        # Two one-sided 95 % bounds are one two-sided 90 % interval.
+        difference = Estimate(value=unlearned - sum(gold) / len(gold), low=low, high=high, n=row["people"], level=0.9)
+    return Membership(
+        original=_estimate(row, row["original"]),
+        unlearned=_estimate(row, row["unlearned"]),
+        gold=_gold(row),
+        difference=difference,
+        margin=float(row["margin"]),
+        verdict=row["status"],
+        reason="",
+    )

@@ -1,0 +1,47 @@
+"""The `dataworth` program: wires the commands together and turns errors into one clear paragraph."""
+
+import sys
+
+import typer
+from click import ClickException
+from rich.console import Console
+
+from pipelines.cli import asking, paying, rights, running
+
+app = typer.Typer(
+    name="dataworth",
+    help="What training records are worth, who is paid, which checkpoint used them, and whether they are forgotten.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+for module in (running, asking, paying, rights):
+    for command in module.COMMANDS:
+        app.command()(command)
+
+
+def main() -> None:
+    """Run the program; the exit code is 0, 1 (the answer is no) or 2 (an error)."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        app(arguments, standalone_mode=False)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            raise
+        text = error.format_message() if isinstance(error, ClickException) else str(error)
+        Console(stderr=True).print(
+            f"[bold red]dataworth:[/] {_plain(text or type(error).__name__)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        sys.exit(2)
+
+
+def _plain(text: str) -> str:
+    """Text without markup of its own."""
+    return text.replace("[", r"\[")

@@ -1,0 +1,213 @@
+"""Commands that make things: `init`, `run`, `ui`, `status`."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from pipelines.settings import Settings, read_settings
+
+STEP = re.compile(r" - (?P<asset>\w+) - STEP_(?P<what>START|SUCCESS|FAILURE|SKIPPED) - ")
+REUSED = re.compile(r" - (?P<asset>\w+): nothing changed, reused ")
+
+console = Console()
+
+
+def environment(settings: Settings, **changes: str | None) -> dict[str, str]:
+    """Environment of a Dagster process that works in this home."""
+    from pipelines.settings import child_environment
+
+    extra = {
+        "DATAWORTH_HOME": str(settings.home),
+        "DAGSTER_HOME": str(settings.dagster_home),
+        **{name: value for name, value in changes.items() if value},
+    }
+    return child_environment(1, **extra)
+
+
+def init() -> None:
+    """Make the home folder with its commented `dataworth.toml`; nothing that exists is changed."""
+    from pipelines.site import make_home
+
+    settings = read_settings()
+    made = make_home(settings.home)
+    console.print(
+        f"{'made' if made else 'kept'} [bold]{settings.home}[/]; settings are in dataworth.toml, next: dataworth run"
+    )
+
+
+def run(
+    select: Annotated[str, typer.Option(help="Dagster selection of assets.")] = "*",
+    size: Annotated[str, typer.Option(help="tiny, small, default, pilot or report.")] = "",
+    inbox: Annotated[
+        str, typer.Option(help="Folder OWNER/* of deliveries instead of the home's own inbox.")
+    ] = "",
+) -> None:
+    """Materialise the whole graph; a second run redoes only what changed."""
+    from pipelines.site import make_home, open_site
+
+    settings = read_settings()
+    make_home(settings.home)
+    open_site(
+        settings.home, inbox or settings.inbox, size or settings.size, settings.world
+    )  # refuse bad settings before Dagster starts
+    log = settings.home / "logs" / f"run-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "dagster",
+        "asset",
+        "materialize",
+        "--select",
+        select,
+        "-m",
+        "pipelines.definitions",
+    ]
+    started = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env=environment(settings, DATAWORTH_SIZE=size or settings.size, DATAWORTH_INBOX=inbox or (str(settings.inbox or "") or None)),
+        )  # fmt: skip
+        try:
+            code = _follow(process, log)
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+    if code:
+        raise RuntimeError(
+            f"{_failure(log)} Whole log: {log}. The last good version stays readable; the next run goes on from here."
+        )
+    console.print(
+        f"done in {time.monotonic() - started:.0f} s; next: dataworth report, dataworth verify, dataworth ui"
+    )
+
+
+def _follow(process: subprocess.Popen, log: Path) -> int:
+    """Show a bar of assets until the run ends."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    done: set[str] = set()
+    reused: set[str] = set()
+    offset = 0
+    with Progress(*columns, console=console, transient=False) as bar:
+        task = bar.add_task("starting", total=_number_of_assets())
+        while True:
+            ended = process.poll() is not None
+            with log.open("rb") as file:
+                file.seek(offset)
+                text = file.read()
+            end = text.rfind(b"\n") + 1
+            offset += end
+            for line in text[:end].decode("utf-8", errors="replace").splitlines():
+                if match := REUSED.search(line):
+                    reused.add(match["asset"])
+                elif match := STEP.search(line):
+                    if match["what"] == "SUCCESS":
+                        done.add(match["asset"])
+                    bar.update(task, completed=len(done), description=match["asset"])
+            if ended:
+                bar.update(task, description=f"{len(done)} assets, {len(reused)} unchanged")
+                return process.returncode
+            time.sleep(0.2)
+
+
+def _number_of_assets() -> int:
+    from pipelines.defs import ASSETS
+
+    return len(ASSETS)
+
+
+def _failure(log: Path) -> str:
+    """The cause of a failed run, out of Dagster's log, in one paragraph."""
+    text = log.read_text(errors="replace")
+    causes = re.findall(
+        r"^(?:\w+\.)*(\w*(?:Error|Failure|Exception)): (.+)$", text, flags=re.MULTILINE
+    )
+    own = [
+        message
+        for name, message in causes
+        if not name.startswith("Dagster") and "ExecutionStep" not in name
+    ]
+    checks = re.findall(
+        r"^.*(?:blocking|Asset check).*failed.*$", text, flags=re.MULTILINE | re.IGNORECASE
+    )
+    if own:
+        return f"the run stopped: {own[0].strip()}"
+    return f"the run stopped: {checks[-1].strip() if checks else 'see the log'}."
+
+
+def ui(
+    port: Annotated[int, typer.Option(help="Port on this machine.")] = 3000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; there is no authentication, keep it local.")
+    ] = "127.0.0.1",
+) -> None:
+    """Open Dagster's web page of the graph, with schedule and sensor running."""
+    from pipelines.site import make_home
+
+    settings = read_settings()
+    make_home(settings.home)
+    console.print(f"asset graph: [bold]http://{host}:{port}/asset-groups[/] (stop with Ctrl-C)")
+    # Background jobs of a shell have SIGINT ignored, and Dagster would copy that: give it the default back.
+    command = [
+        sys.executable,
+        "-m",
+        "dagster",
+        "dev",
+        "-m",
+        "pipelines.definitions",
+        "-h",
+        host,
+        "-p",
+        str(port),
+    ]
+    os.execvpe(command[0], command, environment(settings, DATAWORTH_SIZE=settings.size))
+
+
+def status() -> None:
+    """What this home holds: version, assets and when each was made, ledger, requests."""
+    from pipelines.defs import ASSETS
+    from pipelines.results import latest
+    from pipelines.site import open_site
+
+    settings = read_settings()
+    site = open_site(settings.home, settings.inbox, settings.size, settings.world)
+    table = Table(
+        "asset", "data version", "facts", title=f"{settings.home}  (size {site.size.name})"
+    )
+    for name in ASSETS:
+        result = latest(site.home.results, name)
+        facts = result.values if result else {}
+        shown = ", ".join(
+            f"{key} {value}"
+            for key, value in facts.items()
+            if isinstance(value, int | float | bool)
+        )
+        table.add_row(name, result.data_version[:12] if result else "never made", shown[:100])
+    console.print(table)
+
+
+COMMANDS = [init, run, ui, status]

@@ -1,0 +1,99 @@
+"""What records and owners are worth: information, training gain, and the integers that are paid."""
+
+from functools import partial
+
+import dagster as dg
+
+from pipelines.describe import valuation as describe
+from pipelines.launch import launcher
+from pipelines.resources import HomeResource
+from pipelines.results import Result
+from pipelines.steps import pricing
+from pipelines.steps import valuation as steps
+
+GROUP = "valuation"
+OWNERS = ["team:valuation"]
+
+
+@dg.asset(group_name=GROUP, code_version="1", kinds={"numpy"}, owners=OWNERS)
+def entropy(
+    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result
+) -> dg.MaterializeResult:
+    """Token entropy of every record and owner in bits per token and per byte; surprisal under a held-out reference."""
+    site = home.site()
+    inputs = {"tokens": tokens["digest"], "clusters": clusters.data_version}
+    return home.materialize(
+        context,
+        inputs,
+        partial(steps.entropy, site, corpus, tokens),
+        partial(describe.entropy, site),
+    )
+
+
+@dg.asset(group_name=GROUP, code_version="1", kinds={"polars"}, owners=OWNERS)
+def quality(context: dg.AssetExecutionContext, home: HomeResource, corpus: Result) -> dg.MaterializeResult:
+    """Quality components of every record: repetition, compressibility, vocabulary; reported, never a hidden filter."""
+    site = home.site()
+    inputs = {"corpus": corpus["version"]}
+    return home.materialize(context, inputs, partial(steps.quality, site, corpus), describe.quality)
+
+
+@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+def influence(
+    context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
+    tokens: Result, target: Result, evaluation_plan: Result,
+) -> dg.MaterializeResult:  # fmt: skip
+    """First-order In-Run Data Shapley per record: each record's share of the fall in target loss inside one training run."""
+    site = home.site()
+    inputs = steps.influence_inputs(site, tokens, target, evaluation_plan)
+    run = launcher(context, pipes)
+    make = partial(steps.influence, site, tokens, target, evaluation_plan, run)
+    return home.materialize(context, inputs, make, partial(describe.influence, site))
+
+
+@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+def owner_values(
+    context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
+    corpus: Result, clusters: Result, tokens: Result, target: Result, evaluation_plan: Result,
+) -> dg.MaterializeResult:  # fmt: skip
+    """Shapley value of every owner group by retraining the proxy on its coalitions, with standard errors over the target."""
+    site = home.site()
+    inputs = steps.owner_values_inputs(site, clusters, tokens, target, evaluation_plan)
+    run = launcher(context, pipes)
+    make = partial(steps.owner_values, site, corpus, clusters, tokens, target, evaluation_plan, run)
+    return home.materialize(context, inputs, make, describe.owner_values)
+
+
+@dg.asset(group_name=GROUP, code_version="1", kinds={"parquet"}, owners=OWNERS, name="values")
+def value_table(
+    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result,
+    influence: Result, owner_values: Result, evaluation_plan: Result,
+) -> dg.MaterializeResult:  # fmt: skip
+    """All values in one table, in integer nano-nats with errors, counts, method and plan; hashed into the ledger."""
+    site = home.site()
+    inputs = {
+        "clusters": clusters.data_version, "influence": influence.data_version,
+        "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"],
+    }  # fmt: skip
+    make = partial(
+        pricing.value_table, site, corpus, tokens,
+        influence,
+        owner_values,
+        evaluation_plan,
+    )
+    return home.materialize(context, inputs, make, partial(describe.value_table, site))
+
+
+@dg.asset(group_name=GROUP, code_version="1", kinds={"parquet"}, owners=OWNERS)
+def prices(
+    context: dg.AssetExecutionContext, home: HomeResource, values: Result
+) -> dg.MaterializeResult:
+    """What each owner is paid in integer micro-units: a fixed function of committed values that adds up to the pool."""
+    site = home.site()
+    inputs = {"values": values.data_version, **pricing.pricing_inputs(site)}
+    return home.materialize(
+        context,
+        inputs,
+        partial(pricing.prices, site, values),
+        partial(describe.prices, site),
+    )

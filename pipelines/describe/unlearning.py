@@ -1,0 +1,70 @@
+"""What the unlearning group shows in the web UI; people appear as counts only."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipelines.describe.training import checkpoint
+from pipelines.display import table_md
+
+if TYPE_CHECKING:
+    from pipelines.resources import Site
+    from pipelines.results import Result
+
+
+def erasure_request(result: "Result") -> Mapping[str, Any]:
+    """The batch of pending requests."""
+    return {
+        "requests": len(result["requests"]), "people": result["people"], "records": result["records"], "head": result["head"],
+        "reason": result["reason"] or "pending requests suspended",
+    }  # fmt: skip
+
+
+def gold_checkpoint(result: "Result") -> Mapping[str, Any]:
+    """The retrained reference."""
+    return checkpoint(result) | {"gold models": len(result.values.get("golds", []))}
+
+
+def unlearned_checkpoint(result: "Result") -> Mapping[str, Any]:
+    """The unlearned model."""
+    return checkpoint(result) | {"method": result.values.get("method", "none")}
+
+
+def robustness_audit(site: "Site", result: "Result") -> Mapping[str, Any]:
+    """Verdict and tiers."""
+    if result["skipped"]:
+        return {"skipped": result["skipped"]}
+    from pipelines.audits import read_audit
+
+    audit = read_audit(site.home.path, result)
+    rows = [
+        [
+            tier.name,
+            _rate(tier.original),
+            _rate(tier.unlearned),
+            _rate(tier.gold),
+            tier.bound,
+            tier.margin,
+            tier.verdict,
+        ]
+        for tier in audit.tiers
+    ]
+    columns = ["attack", "original", "unlearned", "gold", "upper bound", "margin", "verdict"]
+    return {
+        "verdict": result["verdict"], "why": audit.reason, "tiers": table_md(columns, rows), "people": result["people"],
+        "gold models": result["gold_seeds"], "plan": result["plan_digest"], "ledger entry": result["entry"],
+    }  # fmt: skip
+
+
+def _rate(rate: Any) -> str:
+    return f"{rate.hits}/{rate.n}" if hasattr(rate, "hits") else "n/a"
+
+
+def report(result: "Result") -> Mapping[str, Any]:
+    """Where the page lies."""
+    import dagster as dg
+
+    return {
+        "report": dg.MetadataValue.url(result["url"]),
+        "file": result["path"],
+        "bytes": result["bytes"],
+    }

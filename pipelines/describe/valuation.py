@@ -1,0 +1,113 @@
+"""What the valuation group shows in the web UI."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipelines.describe.corpus import parquet_schema
+from pipelines.display import bars_png, facts_md, plot_md, table_md, table_metadata
+
+if TYPE_CHECKING:
+    from pipelines.resources import Site
+    from pipelines.results import Result
+
+
+def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
+    """Mean bits, and the owners with their own."""
+    import polars as pl
+
+    owners = pl.read_parquet(site.home.table("owner_entropy")).sort(
+        "surprisal_bits_per_byte", descending=True
+    )
+    rows = [
+        [
+            row["owner"],
+            row["tokens"],
+            row["entropy_bits_per_token"],
+            row["surprisal_bits_per_token"],
+            row["surprisal_bits_per_byte"],
+        ]
+        for row in owners.iter_rows(named=True)
+    ]
+    columns = [
+        "owner",
+        "tokens",
+        "entropy, bits/token",
+        "surprisal, bits/token",
+        "surprisal, bits/byte",
+    ]
+    path = site.home.table("entropy")
+    return {
+        **table_metadata(result["records"], parquet_schema(path, unique=("record_id",)), "tables/entropy.parquet"),
+        "bits per token": result["mean_bits_per_token"], "bits per byte": result["mean_bits_per_byte"], "owners": table_md(columns, rows),
+    }  # fmt: skip
+
+
+def quality(result: "Result") -> Mapping[str, Any]:
+    """Mean quality score."""
+    return {"dagster/row_count": result["records"], "mean score": result["mean_score"]}
+
+
+def influence(site: "Site", result: "Result") -> Mapping[str, Any]:
+    """In-run credit against the true fall of the loss."""
+    path = site.home.path / result["files"][0]
+    facts = {name: value for name, value in result.values.items() if isinstance(value, int | float)}
+    return {
+        **table_metadata(_rows(path), parquet_schema(path, unique=("record_id",)), result["files"][0]),
+        "run": result["run"], "facts": facts_md(facts), **{name: float(value) for name, value in facts.items()},
+    }  # fmt: skip
+
+
+def _rows(path: Any) -> int:
+    import pyarrow.parquet as pq
+
+    return pq.read_metadata(path).num_rows
+
+
+def owner_values(result: "Result") -> Mapping[str, Any]:
+    """Values of the groups with their intervals."""
+    groups = result["groups"]
+    chart = bars_png(
+        {group["id"]: group["value"] for group in groups},
+        {group["id"]: (group["low"], group["high"]) for group in groups},
+    )
+    rows = [
+        [
+            group["id"],
+            len(group["owners"]),
+            group["value"],
+            group["se"],
+            group["low"],
+            group["high"],
+        ]
+        for group in groups
+    ]
+    return {
+        "values": table_md(["group", "owners", "value, nats", "standard error", "low", "high"], rows),
+        "chart": plot_md(chart, "value of each owner group with its interval"),
+        "method": result["method"], "coalitions": result["coalitions"], "loss, nobody": result["loss_empty"],
+        "loss, all": result["loss_all"], "efficiency error": result["efficiency_error"], "run": result["run"],
+    }  # fmt: skip
+
+
+def value_table(site: "Site", result: "Result") -> Mapping[str, Any]:
+    """The table of all values."""
+    path = site.home.table("values")
+    return {
+        **table_metadata(result["rows"], parquet_schema(path), "tables/values.parquet"),
+        "ledger entry": result["entry"], "sum of groups, nats": result["group_sum_nano"] / 1e9,
+    }  # fmt: skip
+
+
+def prices(site: "Site", result: "Result") -> Mapping[str, Any]:
+    """Who is paid what, or why nobody."""
+    if result["skipped"]:
+        return {"skipped": result["skipped"]}
+    import polars as pl
+
+    frame = pl.read_parquet(site.home.table("prices")).sort("price_microunits", descending=True)
+    rows = [[row["subject"], row["price_microunits"]] for row in frame.iter_rows(named=True)]
+    return {
+        **table_metadata(len(frame), parquet_schema(site.home.table("prices")), "tables/prices.parquet"),
+        "prices": table_md(["subject", f"micro-units of {result['currency']}"], rows), "pool": result["pool"], "sum": result["sum"],
+        "reserve": result["reserve"], "ledger entry": result["entry"],
+    }  # fmt: skip

@@ -1,0 +1,60 @@
+"""Entry of an evaluation run: loss of a checkpoint on a held-out token folder, against a unigram baseline.
+
+The baseline predicts every token with its frequency in the training shards (add-one smoothing): what one knows of the
+language without reading in order. It needs no model and cannot be tuned. Loss is in nats per token; its standard error
+takes target records as the sampling unit (ratio estimate, Cochran 1977, equation 6.13).
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provenance import write_atomic
+
+if TYPE_CHECKING:
+    from trainer import RunSpec
+
+
+def run(run: "RunSpec", directory: Path) -> int:
+    """Write `evaluation.json` and `result.json`.
+
+    Args:
+        run: `init` names the checkpoint; `config.extra` holds `target` and `target_digest`.
+        directory: The run's folder.
+
+    Returns:
+        0.
+    """
+    import numpy as np
+
+    from trainer import TokenStore
+    from trainer.checkpoint import load_model
+    from trainer.generate import evaluate
+
+    extra = run.config.extra
+    target = TokenStore.open(directory / extra["target"], extra["target_digest"])
+    training = TokenStore.open(directory / run.tokens, run.tokens_digest)
+    model = load_model(directory / run.init, run.config.model, run.init_root)
+    sequences = [target.tokens(int(index)) for index in target.live_N]
+    nll_N, tokens_N = evaluate(model, sequences, run.config.batch.rows, run.config.batch.length)
+    _, flat = training.csr()
+    counts = np.bincount(flat, minlength=training.vocab_size) + 1.0
+    surprisal = -np.log(counts / counts.sum())
+    baseline_N = np.array([surprisal[sequence[1:]].sum() for sequence in sequences])
+    loss, baseline = nll_N.sum() / tokens_N.sum(), baseline_N.sum() / tokens_N.sum()
+    residual_N = nll_N - loss * tokens_N
+    n = len(sequences)
+    error = float(np.sqrt(n / max(1, n - 1) * (residual_N**2).sum()) / tokens_N.sum())
+    body = {
+        "loss": float(loss),
+        "se": error,
+        "baseline": float(baseline),
+        "records": n,
+        "tokens": int(tokens_N.sum()),
+    }
+    write_atomic(directory / "evaluation.json", json.dumps(body, sort_keys=True).encode())
+    write_atomic(
+        directory / "result.json",
+        json.dumps({"format": 1, "run": run.run, "status": "done"}).encode(),
+    )
+    return 0

@@ -1,0 +1,263 @@
+"""The one Pipes child: starts a trainer run, forwards its progress, dies with its parent.
+
+An asset calls `launch`, which starts `python -m pipelines.launch` under Dagster Pipes; that child starts
+
+    torchrun --standalone --nproc-per-node N -m trainer --run DIR/run.json
+
+(or plain `python -m trainer` for one process), tails `DIR/progress.jsonl` into the run's log, and passes the exit code on.
+The files of the run are the contract: whoever started it, the asset re-reads and re-verifies `result.json`.
+
+Both children ask the kernel for SIGTERM when their parent dies (`PR_SET_PDEATHSIG`), so that killing the step, even with
+SIGKILL, leaves no trainer behind; a process that was orphaned before the call leaves at once.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+EXIT_RESUME = 75
+MAX_RESUMES = 3
+LOG_EVERY_S = 2.0
+OBSERVE_EVERY_S = 5.0
+TAIL_BYTES = 4000  # an error in Dagster's UI stays readable
+
+
+class RunFailedError(RuntimeError):
+    """A trainer run ended without a result; the message is the end of its log."""
+
+
+def die_with_parent(parent: int) -> None:
+    """Make the kernel send SIGTERM to this process when `parent` ends; leave if it already has."""
+    if sys.platform == "linux":
+        ctypes.CDLL("libc.so.6", use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def trainer_command(run_file: Path, nproc: int) -> list[str]:
+    """Command line of one run: torchrun for several processes, plain Python for one."""
+    if nproc == 1:
+        return [sys.executable, "-m", "trainer", "--run", str(run_file)]
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc),
+        "-m", "trainer", "--run", str(run_file),
+    ]  # fmt: skip
+
+
+def new_lines(path: Path, offset: int) -> tuple[list[dict], int]:
+    """Complete JSON lines of a file after `offset`, and the new offset; a torn last line waits."""
+    if not path.exists():
+        return [], 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    end = data.rfind(b"\n") + 1
+    return [json.loads(line) for line in data[:end].splitlines() if line], offset + end
+
+
+def progress_text(line: dict) -> str:
+    """One line of progress for a person."""
+    parts = [f"step {line.get('step', '?')}"]
+    if isinstance(line.get("loss"), int | float):
+        parts.append(f"loss {line['loss']:.4f}")
+    if isinstance(line.get("tokens_per_s"), int | float):
+        parts.append(f"{line['tokens_per_s']:,.0f} tokens/s")
+    if isinstance(line.get("rss_bytes"), int | float):
+        parts.append(f"{line['rss_bytes'] / 2**30:.2f} GiB")
+    return ", ".join(parts)
+
+
+def log_tail(directory: Path) -> str:
+    """The end of the trainer's own log, for an error message."""
+    log = directory / "trainer.log"
+    data = log.read_bytes()[-TAIL_BYTES:] if log.exists() else b""
+    return data.decode("utf-8", errors="replace").strip()
+
+
+def own_code(directory: Path, code: int) -> int:
+    """The trainer's own exit code; torchrun replaces it by 1, so the trainer leaves it in `exit.json` as well."""
+    stopped = directory / "exit.json"
+    return int(json.loads(stopped.read_text())["code"]) if code and stopped.exists() else code
+
+
+def supervise(directory: Path, nproc: int, report: "Reporter") -> int:
+    """Run the trainer in `directory` until it ends; resume it where it asks for that.
+
+    Args:
+        directory: Folder with `run.json`.
+        nproc: Number of trainer processes on this machine.
+        report: Receives one text per forwarded line of progress.
+
+    Returns:
+        The trainer's exit code.
+    """
+    progress = directory / "progress.jsonl"
+    parent = os.getpid()
+    for attempt in range(MAX_RESUMES + 1):
+        offset = progress.stat().st_size if progress.exists() else 0
+        with (directory / "trainer.log").open("ab") as log:
+            child = subprocess.Popen(
+                trainer_command(directory / "run.json", nproc),
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - the child has one thread here
+            )  # fmt: skip
+            with forward_signals(child):
+                last = 0.0
+                while child.poll() is None:
+                    time.sleep(0.1)
+                    lines, offset = new_lines(progress, offset)
+                    if lines and time.monotonic() - last >= LOG_EVERY_S:
+                        report(progress_text(lines[-1]))
+                        last = time.monotonic()
+        code = own_code(directory, child.returncode)
+        if code != EXIT_RESUME or attempt == MAX_RESUMES:
+            return code
+        report("the trainer asked to be resumed")
+    return EXIT_RESUME
+
+
+class Reporter:
+    """Sends texts to Dagster's run log through Pipes, or to standard output outside of Dagster."""
+
+    def __init__(self, pipes: object | None) -> None:
+        """`pipes` is an open Pipes context, or None."""
+        self._pipes = pipes
+
+    def __call__(self, text: str) -> None:
+        """Report one line."""
+        if self._pipes is None:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        else:
+            self._pipes.log.info(text)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def forward_signals(child: subprocess.Popen) -> Iterator[None]:
+    """Pass SIGINT and SIGTERM on to the trainer, which then checkpoints and leaves."""
+
+    def forward(number: int, _frame: object) -> None:
+        child.send_signal(number)
+
+    previous = {
+        number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def main() -> int:
+    """Entry of the Pipes child."""
+    die_with_parent(os.getppid())
+    parser = argparse.ArgumentParser(prog="python -m pipelines.launch", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="folder that holds run.json")
+    parser.add_argument("--nproc", type=int, default=1, help="trainer processes on this machine")
+    arguments = parser.parse_args()
+    import dagster_pipes
+
+    under_dagster = dagster_pipes.PipesEnvVarParamsLoader().is_dagster_pipes_process()
+    with dagster_pipes.open_dagster_pipes() if under_dagster else nullcontext() as pipes:
+        code = supervise(arguments.run, arguments.nproc, Reporter(pipes))
+    if code:
+        sys.stderr.write(f"{log_tail(arguments.run)}\n")
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def observed(context: object, directory: Path) -> Iterator[None]:
+    """While a run lasts, put its newest progress on the asset's page every few seconds."""
+    import dagster as dg
+
+    done = threading.Event()
+    key = context.asset_key  # type: ignore[attr-defined]
+    instance = context.instance  # type: ignore[attr-defined]
+
+    def watch() -> None:
+        offset = 0
+        while not done.wait(OBSERVE_EVERY_S):
+            lines, offset = new_lines(directory / "progress.jsonl", offset)
+            if not lines:
+                continue
+            metadata = {
+                name: float(lines[-1][name])
+                for name in ("step", "loss", "tokens_per_s", "rss_bytes")
+                if isinstance(lines[-1].get(name), int | float)
+            }
+            instance.report_runless_asset_event(
+                dg.AssetObservation(asset_key=key, metadata=metadata)
+            )
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def launch(context: object, pipes_client: object, directory: Path, nproc: int) -> dict:
+    """Run the trainer on `directory/run.json` from an asset and return its `result.json`.
+
+    Args:
+        context: The asset's execution context.
+        pipes_client: A `dagster.PipesSubprocessClient`.
+        directory: Folder of the run.
+        nproc: Number of trainer processes.
+
+    Raises:
+        RunFailedError: The run ended without a complete result; says the exit code and the end of its log.
+    """
+    from dagster._core.errors import DagsterPipesExecutionError
+
+    from pipelines.settings import child_environment, cores
+
+    result = directory / "result.json"
+    if not result.exists():
+        command = [
+            sys.executable,
+            "-m",
+            "pipelines.launch",
+            "--run",
+            str(directory),
+            "--nproc",
+            str(nproc),
+        ]
+        try:
+            with observed(context, directory):
+                pipes_client.run(  # type: ignore[attr-defined]
+                    context=context,
+                    command=command,
+                    env=child_environment(max(1, cores() // nproc)),
+                )
+        except DagsterPipesExecutionError as error:
+            raise RunFailedError(
+                f"run {directory.name} stopped: {log_tail(directory) or error}"
+            ) from error
+    if not result.exists():
+        raise RunFailedError(
+            f"run {directory.name} ended without result.json: {log_tail(directory)}"
+        )
+    return json.loads(result.read_text())
+
+
+def launcher(context: object, pipes_client: object) -> Callable[[Path, int], dict]:
+    """`launch` with the asset's context and client bound: what a step gets to start runs with."""
+    return lambda directory, nproc: launch(context, pipes_client, directory, nproc)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Erasure and withdrawal requests: `requests/ID.json`, which names records by owner, source or id and holds no text.
+
+An erasure moves `received → suspended → unlearned → audited → shredded | refused`, one ledger entry per step. All pending
+erasures of a corpus version are processed as one batch by the unlearning assets. A withdrawal means no future use: past
+models stay.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from provenance import jcs, parse_json, write_atomic
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from pipelines.storage.home import Home
+
+FORMAT = 1
+STATES = ("received", "suspended", "unlearned", "audited", "shredded", "refused")
+OPEN_STATES = STATES[:4]
+
+
+class RequestError(ValueError):
+    """A request names nothing, or its file is damaged; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Who wants which records gone."""
+
+    kind: str
+    """`erase` or `withdraw`."""
+    owner: str
+    """Owner whose records are meant."""
+    sources: tuple[str, ...] = ()
+    """Sources of that owner (for people: one source per person); empty for all."""
+    record_ids: tuple[str, ...] = ()
+    """Record ids in lower-case hex; empty for all of the sources."""
+    reason: str = ""
+    """Why, in a word; never a person's name."""
+    received: str = ""
+    """ISO 8601 day."""
+    deadline: str = ""
+    """ISO 8601 day."""
+    state: str = "received"
+    """One of `STATES`."""
+    format: int = field(default=FORMAT)
+
+    @property
+    def id(self) -> str:
+        """Name of the request, from what it asks for."""
+        return sha256(jcs(self.identity())).hexdigest()[:16]
+
+    def identity(self) -> dict[str, Any]:
+        """What the request asks for, without its state."""
+        return {
+            "kind": self.kind,
+            "owner": self.owner,
+            "sources": sorted(self.sources),
+            "record_ids": sorted(self.record_ids),
+        }
+
+
+def load(home: "Home") -> list[Request]:
+    """All requests of a home, by id.
+
+    Raises:
+        RequestError: A file is not a request.
+    """
+    found = []
+    for path in sorted(home.requests.glob("*.json")):
+        try:
+            body = parse_json(path.read_bytes())
+            lists = {name: tuple(body.pop(name, ())) for name in ("sources", "record_ids")}
+            request = Request(**body, **lists)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise RequestError(
+                f"request {path.name} cannot be read ({error}); remove it or write it again with dataworth erase"
+            ) from None
+        if request.format != FORMAT or request.state not in STATES:
+            raise RequestError(
+                f"request {path.name} has format {request.format} and state {request.state!r}, which this version does not know"
+            )
+        found.append(request)
+    return sorted(found, key=lambda request: request.id)
+
+
+def save(home: "Home", request: Request) -> None:
+    """Write a request's file."""
+    body = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in dataclasses.asdict(request).items()
+    }
+    write_atomic(
+        home.requests / f"{request.id}.json", json.dumps(body, indent=1, sort_keys=True).encode()
+    )
+
+
+def pending(home: "Home") -> list[Request]:
+    """Erasures that are not finished."""
+    return [
+        request
+        for request in load(home)
+        if request.kind == "erase" and request.state in OPEN_STATES
+    ]
+
+
+def advance(home: "Home", request: Request, state: str) -> None:
+    """Move a request forward; never back."""
+    current = next((other for other in load(home) if other.id == request.id), request)
+    if STATES.index(state) > STATES.index(current.state):
+        save(home, dataclasses.replace(current, state=state))
+
+
+def matching(frame: "pl.DataFrame", requests: Sequence[Request]) -> "pl.DataFrame":
+    """The records that any of the requests names, in the frame's order.
+
+    Args:
+        frame: Live records with `record_id`, `owner`, `source`.
+        requests: Requests of one corpus version.
+
+    Raises:
+        RequestError: A request names nothing in this version.
+    """
+    import polars as pl
+
+    wanted = pl.Series([False] * len(frame))
+    for request in requests:
+        mask = frame["owner"] == request.owner if request.owner else pl.Series([True] * len(frame))
+        if request.sources:
+            mask &= frame["source"].is_in(list(request.sources))
+        if request.record_ids:
+            mask &= frame["record_id"].is_in([bytes.fromhex(text) for text in request.record_ids])
+        if not mask.any():
+            raise RequestError(
+                f"request {request.id} names no record of this corpus version; check the owner, or remove requests/{request.id}.json"
+            )
+        wanted |= mask
+    return frame.filter(wanted)

@@ -1,0 +1,105 @@
+"""What an asset leaves behind, and the cache that makes a second run end in seconds.
+
+Dagster's command runs every selected asset again; it has no memory of its own. Ours is content-addressed: a result is
+stored under the digest of everything it depends on (code version of the asset, data versions upstream, the part of the
+configuration it reads), in `results/ASSET/KEY.json`, written last. A later run with the same key returns it; a crash before
+that last write leaves no result and the next run does the work again, resuming where the package below can resume.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from provenance import jcs, write_atomic
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Small facts about what an asset made; the data itself lies in the home's folders."""
+
+    asset: str
+    """Name of the asset."""
+    key: str
+    """Digest of everything the result depends on, lower-case hex."""
+    data_version: str
+    """Digest of what came out; equal outputs have equal versions."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Identifiers, paths relative to the home, counts and figures."""
+    reused: bool = False
+    """Whether this run found the result instead of making it."""
+
+    def __getitem__(self, name: str) -> Any:
+        """One of the values."""
+        return self.values[name]
+
+
+def input_key(asset: str, code_version: str, inputs: Mapping[str, Any]) -> str:
+    """Digest that names a result: SHA-256 over JCS of asset, code version and inputs (no floats)."""
+    return sha256(
+        jcs({"asset": asset, "code_version": code_version, "inputs": dict(inputs)})
+    ).hexdigest()
+
+
+def _path(folder: Path, asset: str, key: str) -> Path:
+    return folder / asset / f"{key}.json"
+
+
+def store(folder: Path, result: Result) -> None:
+    """Write a result, then point the asset's `latest.json` at it."""
+    body = {
+        "format": FORMAT, "asset": result.asset, "key": result.key,
+        "data_version": result.data_version, "values": dict(result.values),
+    }  # fmt: skip
+    data = json.dumps(body, indent=1, sort_keys=True, allow_nan=False).encode()
+    path = _path(folder, result.asset, result.key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, data)
+    write_atomic(path.with_name("latest.json"), data)
+
+
+def _read(path: Path, *, reused: bool) -> Result | None:
+    if not path.exists():
+        return None
+    body = json.loads(path.read_text())
+    if body.get("format") != FORMAT:
+        msg = f"{path.name} of asset {path.parent.name} has format {body.get('format')!r}; this version reads {FORMAT}"
+        raise ValueError(msg)
+    return Result(body["asset"], body["key"], body["data_version"], body["values"], reused)
+
+
+def latest(folder: Path, asset: str) -> Result | None:
+    """The newest result of an asset, or None before its first."""
+    return _read(folder / asset / "latest.json", reused=True)
+
+
+def reuse_or_make(
+    folder: Path,
+    home: Path,
+    asset: str,
+    key: str,
+    make: Callable[[], tuple[str, Mapping[str, Any]]],
+) -> Result:
+    """The stored result of this key, or the one that `make` returns now.
+
+    A stored result counts only while every path it names under `files` still exists.
+
+    Args:
+        folder: The home's `results` folder.
+        home: The home, which `files` are relative to.
+        asset: Name of the asset.
+        key: From `input_key`.
+        make: Does the work; returns data version and values.
+    """
+    found = _read(_path(folder, asset, key), reused=True)
+    if found is not None and all((home / file).exists() for file in found.values.get("files", [])):
+        store(folder, found)  # `latest` must name this one again after a change was taken back
+        return found
+    data_version, values = make()
+    result = Result(asset, key, data_version, values)
+    store(folder, result)
+    return result

@@ -1,0 +1,185 @@
+"""Builds the immutable `run.json` of a trainer run, with every version that made it (INTERFACES of runs, README)."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from provenance import jcs
+
+if TYPE_CHECKING:
+    from pipelines.resources import Site
+    from pipelines.sizes import Network
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PACKAGES = ("pipelines", "valuation", "trainer", "provenance", "unlearning")
+_LIBRARIES = ("torch", "numpy", "pyarrow", "polars", "tokenizers", "tiktoken")
+
+
+def digest_of(obj: object) -> str:
+    """SHA-256 of an object's JCS bytes, lower-case hex."""
+    return sha256(jcs(obj)).hexdigest()
+
+
+@cache
+def code_digest(packages: Sequence[str] = _PACKAGES) -> str:
+    """Digest over the source files of our packages, by relative path."""
+    files = sorted(file for package in packages for file in (_ROOT / package).rglob("*.py"))
+    return digest_of(
+        {str(file.relative_to(_ROOT)): sha256(file.read_bytes()).hexdigest() for file in files}
+    )
+
+
+@cache
+def lock_digest() -> str:
+    """Digest of the installed versions that a number can depend on."""
+    return digest_of(
+        {name: metadata.version(name) for name in _LIBRARIES}
+        | {"python": platform.python_version()}
+    )
+
+
+def hardware_digest() -> str:
+    """Digest of the machine's kind: results are promised bit for bit on the same kind only."""
+    return digest_of([platform.system(), platform.machine(), platform.processor()])
+
+
+def network_config(network: "Network", vocab_size: int) -> dict[str, Any]:
+    """Model section of a run's configuration."""
+    return {
+        "vocab_size": vocab_size, "num_layers": network.num_layers, "dim": network.dim, "num_heads": network.num_heads,
+        "num_kv_heads": network.num_kv_heads, "ffn_dim": network.ffn_dim, "rope_theta": "10000", "norm_eps": "1e-5", "tied": True,
+    }  # fmt: skip
+
+
+def versions(
+    *,
+    corpus_version: str,
+    tokenizer: str,
+    init_root: str,
+    config: Mapping[str, Any],
+    evaluation_set: str,
+) -> dict[str, str]:
+    """The eleven items in which two runs can differ; each a digest or an explicit `none`."""
+    return {
+        "source_data": corpus_version,
+        "preprocessing": code_digest(("pipelines",)),
+        "tokenizer": tokenizer,
+        "initial_weights": init_root,
+        "configuration": digest_of(config),
+        "prompts": "none",
+        "retrieval_index": "none",
+        "evaluation_set": evaluation_set,
+        "hardware": hardware_digest(),
+        "code": code_digest(("trainer", "valuation", "unlearning", "provenance")),
+        "lock": lock_digest(),
+    }
+
+
+def relative(path: Path, directory: Path) -> str:
+    """`path` as seen from a run's folder, so that a home can be moved as a whole."""
+    return os.path.relpath(path.resolve(), directory.resolve())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What distinguishes one run from another of the same corpus and size."""
+
+    kind: str
+    """train, gold, proxy, unlearn, attack or gradients."""
+    entry: str
+    """Function that the trainer calls, `module:function`."""
+    network: "Network"
+    steps: int
+    seed: int
+    world: int = 1
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the entry; paths in it are relative to the run's folder."""
+    excluded: Path | None = None
+    """File of record ids that the run must never see."""
+    init: Path | None = None
+    """Checkpoint to start from."""
+    init_root: str = "none"
+    lr: str | None = None
+    """Peak learning rate; None for the size's own."""
+    personal: Sequence[str] = ()
+    """Owners whose records stand `personal_repeats` times in an epoch."""
+
+
+def prepare(
+    site: "Site",
+    job: Job,
+    *,
+    corpus_version: str,
+    tokens: Path,
+    tokens_digest: str,
+    tokenizer: str,
+    vocab_size: int,
+    evaluation_set: str,
+) -> Path:
+    """Write `run.json` of a job in its own folder, named by kind and by the digest of what it is.
+
+    Args:
+        site: The open home.
+        job: What to run.
+        corpus_version: Version id that the tokens are of.
+        tokens: Token folder.
+        tokens_digest: Digest of its `tokens.json`.
+        tokenizer: Digest of the tokenizer.
+        vocab_size: Its number of tokens.
+        evaluation_set: Digest of the held-out target, or `none`.
+
+    Returns:
+        The run's folder; the same job has the same folder, so that a killed run resumes.
+    """
+    from trainer import (
+        BatchSpec,
+        Excluded,
+        Layout,
+        MixtureSpec,
+        ModelSpec,
+        OptimSpec,
+        RunConfig,
+        RunSpec,
+        save_run,
+    )
+
+    size = site.size
+    model = network_config(job.network, vocab_size)
+    layout = Layout(strategy="ddp" if job.world > 1 else "single", world_size=job.world)
+    excluded_digest = sha256(job.excluded.read_bytes()).hexdigest() if job.excluded else "none"
+    identity = {
+        "entry": job.entry, "model": model, "steps": job.steps, "seed": job.seed, "world": job.world, "extra": dict(job.extra),
+        "excluded": excluded_digest, "init": job.init_root, "lr": job.lr or size.lr, "tokens": tokens_digest, "rows": size.rows,
+        "length": size.length, "repeats": size.personal_repeats, "personal": list(job.personal),
+        "checkpoint_every": size.checkpoint_every, "code": code_digest(("trainer", "valuation", "unlearning", "provenance")),
+    }  # fmt: skip
+    name = f"{job.kind}-{digest_of(identity)[:12]}"
+    directory = site.home.runs / name
+    config = RunConfig(
+        model=ModelSpec(
+            vocab_size=vocab_size, num_layers=job.network.num_layers, dim=job.network.dim,
+            num_heads=job.network.num_heads, num_kv_heads=job.network.num_kv_heads, ffn_dim=job.network.ffn_dim,
+        ),
+        optim=OptimSpec(lr=float(job.lr or size.lr), warmup_steps=min(size.warmup, job.steps)),
+        batch=BatchSpec(rows=size.rows, length=size.length),
+        mixture=MixtureSpec(repeats=dict.fromkeys(job.personal, size.personal_repeats)),
+        checkpoint_every=size.checkpoint_every,
+        extra=dict(job.extra),
+    )  # fmt: skip
+    run = RunSpec(
+        run=name, kind=job.kind, entry=job.entry, recipe=size.name, config=config, layout=layout, seed=job.seed,
+        corpus_version=corpus_version, tokens_digest=tokens_digest, tokens=relative(tokens, directory),
+        excluded=Excluded(file=relative(job.excluded, directory), digest=excluded_digest) if job.excluded else None,
+        init=relative(job.init, directory) if job.init else "none", init_root=job.init_root, steps=job.steps,
+        versions=versions(
+            corpus_version=corpus_version, tokenizer=tokenizer, init_root=job.init_root, config=identity, evaluation_set=evaluation_set
+        ),
+    )  # fmt: skip
+    save_run(run, directory)
+    return directory

@@ -1,0 +1,83 @@
+"""Settings of one deployment: the only module that reads the environment.
+
+Variables (all optional):
+
+=====================  ======================================================================
+`DATAWORTH_HOME`       folder of everything a run makes; default `.dataworth` in the working folder
+`DATAWORTH_INBOX`      folder `OWNER/*` of deliveries; default: the home's own inbox, seeded with the demo corpus
+`DATAWORTH_SIZE`       `tiny`, `small`, `default`, `pilot` or `report`; overrides `size` in `dataworth.toml`
+`DATAWORTH_EXECUTOR`   `in_process` (default) or `multiprocess`
+`DATAWORTH_WORLD`      trainer processes; overrides the size's own count
+=====================  ======================================================================
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+EXECUTORS = ("in_process", "multiprocess")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the environment says; everything else is in `dataworth.toml`."""
+
+    home: Path
+    """Absolute path of the home folder."""
+    inbox: Path | None
+    """The user's own inbox, or None for the home's."""
+    size: str | None
+    """Name of the size, or None for the one in `dataworth.toml`."""
+    executor: str
+    """How Dagster runs the steps of one run."""
+    world: int | None
+    """Number of trainer processes, or None for the size's own."""
+
+    @property
+    def dagster_home(self) -> Path:
+        """Dagster's own folder, inside the home."""
+        return self.home / "dagster"
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from environment variables.
+
+    Args:
+        environ: The variables; default the process's own.
+
+    Raises:
+        ValueError: A variable has a value outside of its range.
+    """
+    env = os.environ if environ is None else environ
+    executor = env.get("DATAWORTH_EXECUTOR") or "in_process"
+    if executor not in EXECUTORS:
+        msg = f"DATAWORTH_EXECUTOR is {executor!r}; expected one of {', '.join(EXECUTORS)}"
+        raise ValueError(msg)
+    world = env.get("DATAWORTH_WORLD")
+    if world and not (world.isdigit() and int(world) > 0):
+        msg = f"DATAWORTH_WORLD is {world!r}; expected a positive number of processes"
+        raise ValueError(msg)
+    inbox = env.get("DATAWORTH_INBOX")
+    return Settings(
+        home=Path(env.get("DATAWORTH_HOME") or ".dataworth").expanduser().resolve(),
+        inbox=Path(inbox).expanduser().resolve() if inbox else None,
+        size=env.get("DATAWORTH_SIZE") or None,
+        executor=executor,
+        world=int(world) if world else None,
+    )
+
+
+def child_environment(threads: int, **extra: str) -> dict[str, str]:
+    """Environment of a trainer process: ours, with a thread count that fits its siblings.
+
+    Args:
+        threads: Intra-op threads of each process, at least 1.
+        **extra: Further variables.
+    """
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), **extra}
+
+
+def cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

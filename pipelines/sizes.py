@@ -1,0 +1,114 @@
+"""Sizes: how much of everything one graph run does. A dial for time, never for what is checked.
+
+`tiny` is for tests (30 s), `small` for continuous integration (3 minutes), `default` for a first real look (15 minutes);
+`pilot` and `report` repeat the gold model with three seeds, which a PASS needs.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Shape of one transformer."""
+
+    num_layers: int
+    dim: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Every number that depends on the size."""
+
+    name: str
+    vocab_size: int
+    """Tokens of the tokenizer, trained once per corpus lineage."""
+    model: Network
+    """The released model."""
+    proxy: Network
+    """The small model that is retrained on every coalition."""
+    world: int
+    """Trainer processes."""
+    rows: int
+    """Rows of one global batch."""
+    length: int
+    """Tokens of one row."""
+    steps: int
+    """Optimiser steps of the released model and of the gold model."""
+    warmup: int
+    """Steps of linear warm-up."""
+    lr: str
+    """Peak learning rate, a decimal string."""
+    personal_repeats: int
+    """How often a personal record stands in one epoch: people are quoted more often than speeches."""
+    checkpoint_every: int
+    """Steps between two checkpoints, which is one window of the ledger."""
+    influence_steps: int
+    """Steps of the proxy run that earns in-run credit."""
+    groups: int
+    """Most owner groups; up to this many the Shapley value is exact."""
+    permutations: int
+    """Sampled permutations where there are more groups than `groups`."""
+    proxy_tokens: int
+    """Training tokens of the full coalition of the proxy."""
+    unlearn_steps: int
+    """Steps of the approximate unlearning method."""
+    attack_steps: tuple[int, ...]
+    """Steps at which the fine-tuning attack is scored."""
+    gold_seeds: int
+    """Gold models; three are needed before an audit may say PASS."""
+
+
+_MICRO = Network(num_layers=2, dim=32, num_heads=2, num_kv_heads=1, ffn_dim=64)
+_PROXY = Network(num_layers=2, dim=48, num_heads=4, num_kv_heads=2, ffn_dim=128)
+_MODEL = Network(num_layers=4, dim=128, num_heads=4, num_kv_heads=2, ffn_dim=352)
+
+_DEFAULT = Size(
+    name="default", vocab_size=2048, model=_MODEL, proxy=_PROXY, world=2, rows=16, length=256, steps=600, warmup=40, lr="3e-3",
+    personal_repeats=40, checkpoint_every=200, influence_steps=60, groups=6, permutations=24, proxy_tokens=240_000,
+    unlearn_steps=60, attack_steps=(10, 25, 50), gold_seeds=1,
+)  # fmt: skip
+
+_TINY = Size(
+    name="tiny", vocab_size=512, model=_MICRO, proxy=_MICRO, world=1, rows=8, length=128, steps=12, warmup=2, lr="3e-3",
+    personal_repeats=2, checkpoint_every=6, influence_steps=4, groups=3, permutations=4, proxy_tokens=4_000,
+    unlearn_steps=2, attack_steps=(2,), gold_seeds=1,
+)  # fmt: skip
+
+_SMALL = Size(
+    name="small", vocab_size=2048, model=_PROXY, proxy=_MICRO, world=2, rows=16, length=128, steps=60, warmup=6, lr="3e-3",
+    personal_repeats=4, checkpoint_every=30, influence_steps=16, groups=4, permutations=8, proxy_tokens=40_000,
+    unlearn_steps=8, attack_steps=(10,), gold_seeds=1,
+)  # fmt: skip
+
+SIZES = {
+    size.name: size
+    for size in (
+        _TINY,
+        _SMALL,
+        _DEFAULT,
+        replace(_DEFAULT, name="pilot", gold_seeds=3),
+        replace(
+            _DEFAULT,
+            name="report",
+            gold_seeds=3,
+            steps=2000,
+            unlearn_steps=200,
+            proxy_tokens=1_000_000,
+        ),
+    )
+}
+
+
+def size_named(name: str) -> Size:
+    """The size of that name.
+
+    Raises:
+        ValueError: There is none; lists those that are.
+    """
+    if name not in SIZES:
+        msg = f"size {name!r} is unknown; expected one of {', '.join(SIZES)}"
+        raise ValueError(msg)
+    return SIZES[name]

@@ -1,0 +1,250 @@
+"""What the asset checks recompute from disk: each function returns the problems it found, none when all is well."""
+
+import json
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from pipelines.steps.ledger import corpus_keys, open_ledger, verifier_key
+from pipelines.steps.tables import records
+
+if TYPE_CHECKING:
+    from pipelines.resources import Site
+    from pipelines.results import Result
+
+
+def counts(corpus: "Result") -> list[str]:
+    """Received = accepted + held_out + quarantined + duplicates."""
+    found = corpus["counts"]
+    total = found["accepted"] + found["held_out"] + found["quarantined"] + found["duplicates"]
+    return (
+        []
+        if total == found["received"]
+        else [f"received {found['received']}, but the parts add up to {total}"]
+    )
+
+
+def version(site: "Site", corpus: "Result") -> list[str]:
+    """Recompute the corpus version's roots."""
+    from pipelines.storage.errors import StorageError
+    from pipelines.storage.versions import Versions
+
+    try:
+        Versions(site.home, corpus_keys(site)).verify(corpus["version"])
+    except StorageError as error:
+        return [str(error)]
+    return []
+
+
+def clusters(site: "Site", clusters: "Result", corpus: "Result") -> list[str]:
+    """One cluster per live record, leaders first."""
+    import polars as pl
+
+    table = pl.read_parquet(site.home.table("clusters"))
+    ids = records(site, corpus["version"], "record_id")["record_id"]
+    problems = []
+    if not table["record_id"].equals(ids):
+        problems.append(
+            f"expected the {len(ids)} live records in leaf order, got {len(table)} rows of others"
+        )
+    late = int((table["cluster"] > table["row"]).sum())
+    if late:
+        problems.append(f"{late} records are in a cluster led by a later record")
+    if table["cluster"].n_unique() != clusters["clusters"]:
+        problems.append(
+            f"expected {clusters['clusters']} clusters, got {table['cluster'].n_unique()}"
+        )
+    return problems
+
+
+def tokens(site: "Site", tokens: "Result", corpus: "Result") -> list[str]:
+    """Decode every document and compare it with its record."""
+    from pipelines.storage.errors import StorageError
+    from pipelines.storage.tokens import check_tokens, load_tokenizer
+    from pipelines.storage.versions import Versions
+
+    versions = Versions(site.home, corpus_keys(site))
+    try:
+        tokenizer = load_tokenizer(site.home.tokenizer_path, tokens["tokenizer_digest"])
+        check_tokens(
+            versions,
+            corpus["version"],
+            tokenizer,
+            site.home.path / tokens["folder"],
+            tokens["digest"],
+        )
+    except (StorageError, ValueError) as error:
+        return [str(error)]
+    return []
+
+
+def target(site: "Site", target: "Result", corpus: "Result") -> list[str]:
+    """Fingerprints of the target against those of the corpus."""
+    from pipelines.storage.target import load_target
+
+    found = load_target(site.home)
+    inside = found.fingerprints & set(
+        records(site, corpus["version"], "fingerprint")["fingerprint"]
+    )
+    problems = [f"{len(inside)} records of the corpus are in the target"] if inside else []
+    if found.digest != target["digest"]:
+        problems.append("the target is not the one that was split")
+    return problems
+
+
+def entropy(site: "Site", tokens: "Result") -> list[str]:
+    """Entropy between nothing and uniform."""
+    import math
+
+    import polars as pl
+
+    most = (
+        math.log2(tokens["vocab_size"]) + 0.1
+    )  # the bias correction may pass the bound by a little
+    column = pl.read_parquet(site.home.table("owner_entropy"))["entropy_bits_per_token"]
+    outside = int(((column < 0) | (column > most)).sum())
+    return (
+        [f"{outside} owners have an entropy outside 0 .. {most:.2f} bits per token"]
+        if outside
+        else []
+    )
+
+
+def efficiency(owner_values: "Result") -> list[str]:
+    """The law of efficiency, for exact values to rounding."""
+    error = owner_values["efficiency_error"]
+    return [] if error <= 1e-9 else [f"the values miss V(all) - V(nobody) by {error:.3g} nats"]
+
+
+def prices(site: "Site", prices: "Result") -> list[str]:
+    """Sum to the pool, and the table that the ledger names."""
+    if prices["skipped"]:
+        return []
+    import polars as pl
+
+    path = site.home.table("prices")
+    problems = []
+    total = int(pl.read_parquet(path)["price_microunits"].sum())
+    if total != prices["pool"]:
+        problems.append(f"prices add up to {total}, the pool is {prices['pool']}")
+    entry = open_ledger(site).entry(prices["entry"])["body"]
+    if entry["table"] != sha256(path.read_bytes()).hexdigest():
+        problems.append("prices.parquet is not the table that the ledger names")
+    if entry["values"] != sha256(site.home.table("values").read_bytes()).hexdigest():
+        problems.append("values.parquet is not the table that the prices were made from")
+    return problems
+
+
+def ledger(site: "Site", commitment: "Result") -> list[str]:
+    """Verify the whole ledger with its public key."""
+    try:
+        found = open_ledger(site).verify(verifier_key(site))
+    except ValueError as error:
+        return [str(error)]
+    return (
+        []
+        if found.size >= commitment["ledger_size"]
+        else [f"the ledger shrank to {found.size} entries"]
+    )
+
+
+def receipts(site: "Site", receipts: "Result") -> list[str]:
+    """Every receipt and Chainpoint proof, by the verifiers that outsiders use."""
+    from provenance import verify_chainpoint_v2
+    from provenance.verify import verify_receipt
+
+    folder = site.home.receipts / receipts["version"]
+    chain = receipts["chainpoint"]
+    problems = []
+    for owner in receipts["owners"]:
+        try:
+            receipt = json.loads((folder / f"{owner}.receipt.json").read_bytes())
+            verify_receipt(
+                receipt, (folder / f"{owner}.tlog-proof").read_text(), verifier_key(site)
+            )
+            proof = json.loads((folder / f"{owner}.chainpoint.json").read_bytes())
+            verify_chainpoint_v2(
+                proof, chain["index_of"][owner], chain["size"], bytes.fromhex(chain["root"])
+            )
+        except (OSError, ValueError) as error:
+            problems.append(f"{owner}: {error}")
+    return problems
+
+
+def checkpoint(site: "Site", checkpoint: "Result") -> list[str]:
+    """File digests of the checkpoint, and its root in the ledger."""
+    from trainer.checkpoint import verify
+    from trainer.errors import CheckpointError
+
+    try:
+        found = verify(site.home.path / checkpoint["checkpoint"])
+    except CheckpointError as error:
+        return [str(error)]
+    windows = open_ledger(site).entry(checkpoint["entry"])["body"]["windows"]
+    problems = []
+    if found.root != checkpoint["root"]:
+        problems.append(f"expected root {checkpoint['root'][:16]}, got {found.root[:16]}")
+    if windows[-1]["state_digest"] != checkpoint["root"]:
+        problems.append("the ledger's last window ends in another state than the checkpoint")
+    return problems
+
+
+def plan(site: "Site", evaluation: "Result", plan: "Result", checkpoint: "Result") -> list[str]:
+    """The plan precedes the run in the ledger and its rule gives the decision."""
+    body = json.loads((site.home.path / plan["files"][0]).read_bytes())
+    log = open_ledger(site)
+    problems = []
+    if (
+        log.entry(plan["entry"])["body"]["plan"]
+        != sha256((site.home.path / plan["files"][0]).read_bytes()).hexdigest()
+    ):
+        problems.append("the plan file is not the one whose digest is in the ledger")
+    if plan["entry"] >= checkpoint["entry"]:
+        problems.append(
+            f"the plan is entry {plan['entry']}, after the training's {checkpoint['entry']}"
+        )
+    expected = (
+        "promote"
+        if evaluation["gain"] * 1000 >= body["threshold_millinats"]
+        else "keep the previous champion"
+    )
+    if evaluation["decision"] != expected:
+        problems.append(
+            f"the plan's rule gives {expected!r}, the evaluation says {evaluation['decision']!r}"
+        )
+    return problems
+
+
+def suspended(site: "Site", erasure: "Result") -> list[str]:
+    """No suspended record under HEAD."""
+    from pipelines.storage.versions import Versions
+
+    gone = {
+        bytes.fromhex(line) for line in (site.home.path / erasure["excluded"]).read_text().split()
+    }
+    if not gone:
+        return []
+    head = Versions(site.home, corpus_keys(site)).head()
+    left = gone & set(records(site, head, "record_id")["record_id"]) if head else set()
+    return [f"{len(left)} suspended records are still in HEAD"] if left else []
+
+
+def verdict(site: "Site", audit: "Result") -> list[str]:
+    """Judge the stored rows again."""
+    if audit["skipped"]:
+        return []
+    from unlearning.rows import read_rows
+    from unlearning.verdict import contradictions
+
+    folder = site.home.runs / audit["run"]
+    return contradictions(
+        json.loads((folder / "audit.json").read_text()), read_rows(folder / "rows.parquet")
+    )
+
+
+def report(site: "Site", report: "Result") -> list[str]:
+    """Nothing from outside, no suspended text."""
+    import re
+
+    page = (site.home.path / report["path"]).read_text()
+    outside = re.findall(r"""(?:src|href)=["']?(?:https?:)?//[^"' >]+""", page)
+    return [f"the page points outside: {outside[0]}"] if outside else []

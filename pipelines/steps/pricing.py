@@ -1,0 +1,146 @@
+"""Steps that turn values into the published tables: integer nano-nats, then integer micro-units."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipelines.runs import digest_of
+from pipelines.steps.ledger import enter
+from pipelines.steps.tables import records, token_store, write_table
+
+if TYPE_CHECKING:
+    from pipelines.resources import Site
+    from pipelines.results import Result
+    from valuation import OwnerValues
+
+Made = tuple[str, Mapping[str, Any]]
+
+
+def value_table(
+    site: "Site",
+    corpus: "Result",
+    tokens: "Result",
+    influence: "Result",
+    owner_values: "Result",
+    plan: "Result",
+) -> Made:
+    """One table of every value: records in-run, groups and their owners by Shapley."""
+    import polars as pl
+
+    from valuation import ValueRow, to_nano, values_frame
+
+    groups = [
+        ValueRow(
+            subject_kind="group", subject_id=group["id"], method=owner_values["method"], target="target_value", unit="nat",
+            value=group["value"], se=group["se"], ci_low=group["low"], ci_high=group["high"], n=owner_values["target_records"],
+        )
+        for group in owner_values["groups"]
+    ]  # fmt: skip
+    credit = pl.read_parquet(site.home.path / influence["files"][0])
+    in_run = [
+        ValueRow(
+            subject_kind="record", subject_id=row["record_id"].hex(), method="inrun.first_order", target="target_value", unit="nat",
+            value=row["credit"], n=row["steps_seen"],
+        )
+        for row in credit.iter_rows(named=True)
+    ]  # fmt: skip
+    group_rows, record_rows = to_nano(groups), to_nano(in_run)
+    derived = _owners(site, corpus, tokens, owner_values, group_rows)
+    rows = [*group_rows, *derived.rows, *record_rows]
+    frame = values_frame(
+        rows, plan_digest=plan["digest"], corpus_version=corpus["version"], checkpoint_root="none"
+    )
+    digest = write_table(site.home.table("values"), frame)
+    entry = enter(
+        site,
+        "values",
+        {
+            "table": digest,
+            "rows": len(frame),
+            "plan": plan["digest"],
+            "corpus_version": corpus["version"],
+        },
+    )
+    return digest, {
+        "files": ["tables/values.parquet"], "rows": len(frame), "entry": entry, "digest": digest, "plan": plan["digest"],
+        "corpus_version": corpus["version"], "group_sum_nano": sum(row.value_nano for row in group_rows),
+        "unattributed_nano": dict(derived.unattributed_nano),
+    }  # fmt: skip
+
+
+def _owners(
+    site: "Site", corpus: "Result", tokens: "Result", owner_values: "Result", group_rows: Any
+) -> "OwnerValues":
+    """Owners' derived values: their share of first-committed tokens in their group."""
+    import numpy as np
+    import polars as pl
+
+    from valuation import OwnerGroup, first_in_cluster
+    from valuation import owner_values as derive
+
+    frame = records(site, corpus["version"], "owner")
+    index_N = frame["index"].to_numpy()
+    cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
+    groups = [
+        OwnerGroup(id=group["id"], owners=tuple(group["owners"]), tokens=group["tokens"])
+        for group in owner_values["groups"]
+    ]
+    return derive(
+        group_rows, groups, owner_N=frame["owner"].to_list(), tokens_N=token_store(site, tokens).lengths_N[index_N.astype(np.int64)],
+        cluster_N=cluster_N, order_N=index_N, valued_N=first_in_cluster(cluster_N, index_N),
+    )  # fmt: skip
+
+
+def pricing_inputs(site: "Site") -> dict[str, Any]:
+    """The part of the configuration that prices depend on."""
+    pricing = site.config.pricing
+    pool = pricing.pool_microunits
+    return {
+        "pool": -1 if pool is None else pool,
+        "currency": pricing.currency,
+        "reserve": pricing.reserve_microunits,
+    }
+
+
+def prices(site: "Site", values: "Result") -> Made:
+    """Share the pool; without a pool prices are skipped, visibly."""
+    import polars as pl
+
+    from pipelines.steps.ledger import corpus_keys
+    from pipelines.steps.provenance import payout_tree
+    from provenance import prices_body
+    from valuation import NanoRow, OwnerValues, PriceRule, price, prices_frame, rule_digest
+
+    pricing = site.config.pricing
+    if pricing.pool_microunits is None:
+        site.home.table("prices").unlink(missing_ok=True)
+        return digest_of("no pool"), {
+            "skipped": "no pool: set pool_microunits under [pricing] in dataworth.toml",
+            "rows": 0,
+        }
+    table = pl.read_parquet(site.home.table("values")).filter(pl.col("subject_kind") == "owner")
+    rows = tuple(
+        NanoRow(
+            subject_kind="owner", subject_id=row["subject_id"], method=row["method"], target=row["target"], unit=row["unit"],
+            value_nano=row["value_nano"], n=row["n"],
+        )
+        for row in table.iter_rows(named=True)
+    )  # fmt: skip
+    rule = PriceRule(
+        pool_microunits=pricing.pool_microunits,
+        currency=pricing.currency,
+        reserve_microunits=pricing.reserve_microunits,
+    )
+    found = price(OwnerValues(rows, values["unattributed_nano"]), rule)
+    frame = prices_frame(found, plan_digest=values["plan"])
+    digest = write_table(site.home.table("prices"), frame)
+    tree = payout_tree(frame, corpus_keys(site).k_owner)
+    root, total = tree.root
+    body = prices_body(values["corpus_version"], tree) | {
+        "values": values["digest"], "rule": rule_digest(rule), "table": digest, "currency": pricing.currency,
+    }  # fmt: skip
+    entry = enter(site, "prices", body)
+    return digest, {
+        "files": ["tables/prices.parquet"], "rows": len(found.rows), "currency": pricing.currency, "pool": pricing.pool_microunits,
+        "sum": total, "reserve": found.reserve_microunits, "reserve_reasons": list(found.reserve_reasons), "entry": entry,
+        "rule_digest": rule_digest(rule), "sum_root": root.hex(), "values": values["digest"], "skipped": "",
+    }  # fmt: skip

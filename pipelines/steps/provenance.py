@@ -1,0 +1,269 @@
+"""Steps of the provenance group: commitment, the plan hashed before training, receipts."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from pipelines.runs import digest_of
+from pipelines.steps.ledger import corpus_keys, enter, now, open_ledger, verifier_key
+from pipelines.steps.tables import records
+from provenance import (
+    CorpusState,
+    MerkleTree,
+    ReceiptOwner,
+    ReceiptRecord,
+    SumTree,
+    build_receipt,
+    canonical_bytes,
+    chainpoint_tree,
+    commit,
+    issue_receipts,
+    jcs,
+    keyed,
+    sum_path_of,
+    to_chainpoint_v2,
+    write_atomic,
+)
+
+if TYPE_CHECKING:
+    from pipelines.resources import Site
+    from pipelines.results import Result
+
+Made = tuple[str, Mapping[str, Any]]
+
+PRIMARY_METRIC = "loss on target_test, nats per token"
+
+
+def corpus_state(site: "Site", version: str) -> CorpusState:
+    """Roots of a version as receipts and the ledger name them."""
+    from pipelines.storage.versions import Versions
+
+    manifest = Versions(site.home, corpus_keys(site)).manifest(version)
+    return CorpusState(
+        version,
+        bytes.fromhex(manifest.record_root),
+        manifest.size,
+        bytes.fromhex(manifest.sparse_root),
+    )
+
+
+def commitment(site: "Site", corpus: "Result", tokens: "Result") -> Made:
+    """Enter the version's roots in the ledger, beside the digest of its token shards."""
+    state = corpus_state(site, corpus["version"])
+    index = enter(site, "corpus", state.body())
+    shards = enter(
+        site,
+        "tokens",
+        {
+            "corpus_version": corpus["version"],
+            "tokens": tokens["digest"],
+            "tokenizer": tokens["tokenizer_digest"],
+        },
+    )
+    ledger = open_ledger(site)
+    return digest_of(state.body()), {
+        "files": ["ledger/checkpoint"], "version": corpus["version"], "record_root": state.record_root.hex(), "size": state.size,
+        "sparse_root": state.sparse_root.hex(), "entry": index, "tokens_entry": shards, "ledger_size": ledger.size,
+        "vkey": verifier_key(site), "demo": corpus_keys(site).is_demo,
+    }  # fmt: skip
+
+
+def plan_inputs(site: "Site", commitment: "Result", target: "Result") -> dict[str, Any]:
+    """What the evaluation plan depends on."""
+    return {
+        "commitment": commitment.data_version,
+        "target": target.data_version,
+        "size": site.size.name,
+    }
+
+
+def evaluation_plan(site: "Site", commitment: "Result", target: "Result") -> Made:
+    """Write the plan with its seeds and enter its digest before any training.
+
+    The seeds of a user's corpus are `H(ledger checkpoint || nonce)`, so that nobody can choose them after seeing the data;
+    the demo corpus fixes them, so that its numbers can be reproduced.
+    """
+    ledger = open_ledger(site)
+    if commitment["demo"]:
+        nonce, anchor, rule = (
+            "",
+            "",
+            "fixed by the recipe, so that the default corpus gives the same numbers everywhere",
+        )
+    else:
+        nonce, anchor = secrets.token_hex(32), sha256(ledger.checkpoint).hexdigest()
+        rule = "SHA-256(ledger checkpoint digest || nonce || name), first 48 bits"
+
+    def seed(name: str) -> int:
+        return int.from_bytes(sha256(f"{anchor}|{nonce}|{name}".encode()).digest()[:6])
+
+    # Below 300 steps a model has not converged enough for a demanding bar; the bar is written down before training either way.
+    threshold = 500 if site.size.steps >= 300 else 0
+    plan = {
+        "format": 1,
+        "decision": "release the checkpoint, or keep the previous champion",
+        "baseline": "unigram frequencies of the training shards, add-one smoothing",
+        "primary_metric": PRIMARY_METRIC,
+        "better": "lower",
+        "threshold_millinats": threshold,
+        "threshold": "the checkpoint's loss is at least threshold_millinats / 1000 below the baseline's",
+        "refutes": "a loss above the baseline's: the corpus taught the model nothing about this target",
+        "abort": "a loss that is not finite stops the run with exit code 4; nothing is released",
+        "confirmation": "target_confirm is sealed; one opening per plan, with a ledger entry",
+        "target": {
+            name: target[name] for name in ("value_digest", "test_digest", "confirm_digest")
+        },
+        "corpus_version": commitment["version"],
+        "size": site.size.name,
+        "seeds": {
+            name: seed(name)
+            for name in ("train", "proxy", "orders", "unlearn", "audit", "gold-2", "gold-3")
+        },
+        "seed_rule": rule,
+        "nonce": nonce,
+        "ledger_checkpoint": anchor,
+        "audit": {
+            "margins": "by number of forgotten people: 16: 0.15, 64: 0.05, 100: 0.04, 300: 0.02",
+            "gold_seeds": site.size.gold_seeds,
+        },
+    }
+    data = jcs(plan)
+    digest = sha256(data).hexdigest()
+    folder = site.home.path / "plans"
+    folder.mkdir(exist_ok=True)
+    write_atomic(folder / f"{digest}.json", data)
+    entry = enter(site, "plan", {"plan": digest, "corpus_version": commitment["version"]})
+    return digest, {
+        "files": [f"plans/{digest}.json"], "digest": digest, "entry": entry, "seeds": plan["seeds"], "seed_rule": rule,
+        "threshold_millinats": threshold, "metric": PRIMARY_METRIC, "decision": plan["decision"], "baseline": plan["baseline"],
+    }  # fmt: skip
+
+
+def receipts(
+    site: "Site",
+    corpus: "Result",
+    tokens: "Result",
+    prices: "Result",
+    checkpoint: "Result",
+) -> Made:
+    """One receipt and one tlog-proof per owner, checked before they are written, and one Chainpoint proof."""
+    import polars as pl
+
+    from pipelines.storage.salts import SaltStore
+    from pipelines.storage.versions import Versions
+
+    keys = corpus_keys(site)
+    version = corpus["version"]
+    state = corpus_state(site, version)
+    versions = Versions(site.home, keys)
+    tree = MerkleTree(versions.leaves(version))
+    salts = SaltStore(site.home.salts_path, keys)
+    frame = records(site, version, "record_id", "owner", "licence", "text")
+    opened: dict[str, list[ReceiptRecord]] = {}
+    commitments: list[bytes] = []
+    for row in frame.iter_rows(named=True):
+        canonical = canonical_bytes(row["text"])
+        salt = salts.get(row["record_id"])
+        record = ReceiptRecord(
+            record_id=row["record_id"], index=row["index"], salt=salt, text_digest=sha256(canonical).digest(), licence=row["licence"],
+            path=tree.inclusion_path(row["index"]),
+        )  # fmt: skip
+        opened.setdefault(row["owner"], []).append(record)
+        commitments.append(commit(salt, canonical))
+    price_of, sum_tree, entries = _payouts(site, prices, keys.k_owner)
+    value_rows = pl.read_parquet(site.home.table("values")).filter(
+        pl.col("subject_kind") == "owner"
+    )
+    value_of = {row["subject_id"]: row for row in value_rows.iter_rows(named=True)}
+    owners = sorted(opened)
+    built = []
+    for owner in owners:
+        pseudonym = keyed(keys.k_owner, owner.encode())
+        shards = {record.index // tokens["shard_leaves"] for record in opened[owner]}
+        used = [
+            {name: window[name] for name in ("run", "first_step", "last_step", "shards")}
+            for window in checkpoint["windows"]
+            if shards & set(window["shards"])
+        ]
+        value = value_of.get(owner)
+        paid = price_of.get(owner)
+        built.append(
+            build_receipt(
+                ReceiptOwner(
+                    owner,
+                    pseudonym,
+                    keyed(keys.sealing_key("receipts"), f"{version}|{owner}".encode()),
+                ),
+                state,
+                opened[owner],
+                values=[
+                    {name: value[name] for name in ("method", "target", "unit", "value_nano", "n")}
+                ]
+                if value
+                else [],
+                price={"price_microunits": paid[0], "currency": prices["currency"]}
+                if paid
+                else None,
+                sum_path=sum_path_of(sum_tree, paid[1]) if paid and sum_tree else None,
+                windows=used,
+            )
+        )
+    corpus_entry = enter(site, "corpus", state.body())
+    with site.home.lock("ledger-enter"):
+        ledger = open_ledger(site)
+        issued = issue_receipts(ledger, built, [corpus_entry, *entries, checkpoint["entry"]], now())
+    folder = site.home.receipts / version
+    folder.mkdir(exist_ok=True, mode=0o700)
+    chain = chainpoint_tree(commitments)
+    first_of = {
+        owner: next(row for row, name in enumerate(frame["owner"]) if name == owner)
+        for owner in owners
+    }
+    for owner, files in zip(owners, issued, strict=True):
+        write_atomic(folder / f"{owner}.receipt.json", files.receipt, 0o600)
+        write_atomic(folder / f"{owner}.tlog-proof", files.tlog_proof.encode())
+        proof = to_chainpoint_v2(chain, first_of[owner])
+        write_atomic(folder / f"{owner}.chainpoint.json", json.dumps(proof, indent=1).encode())
+    body = {
+        "size": chain.size,
+        "root": chain.root.hex(),
+        "binding": chain.binding.hex(),
+        "corpus_version": version,
+    }
+    enter(site, "chainpoint", body)
+    files = [
+        f"receipts/{version}/{owner}.{kind}"
+        for owner in owners
+        for kind in ("receipt.json", "tlog-proof", "chainpoint.json")
+    ]
+    return digest_of([sha256(files.receipt).hexdigest() for files in issued]), {
+        "files": files, "version": version, "owners": owners, "receipts": len(owners), "ledger_size": ledger.size,
+        "chainpoint": body | {"index_of": first_of}, "vkey": verifier_key(site),
+    }  # fmt: skip
+
+
+def _payouts(
+    site: "Site", prices: "Result", k_owner: bytes
+) -> tuple[dict[str, tuple[int, int]], SumTree | None, list[int]]:
+    """Price and place in the sum tree per subject, the tree, and the ledger entry that commits to it."""
+    import polars as pl
+
+    if prices["skipped"]:
+        return {}, None, []
+    frame = pl.read_parquet(site.home.table("prices"))
+    tree = payout_tree(frame, k_owner)
+    place = {
+        row["subject"]: (row["price_microunits"], index)
+        for index, row in enumerate(frame.iter_rows(named=True))
+    }
+    return place, tree, [prices["entry"]]
+
+
+def payout_tree(frame: Any, k_owner: bytes) -> SumTree:
+    """Merkle-sum tree over a price table; its labels are owner pseudonyms."""
+    return SumTree(
+        (keyed(k_owner, row["subject"].encode()), row["price_microunits"])
+        for row in frame.iter_rows(named=True)
+    )

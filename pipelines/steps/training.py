@@ -1,0 +1,183 @@
+"""Steps of the training group: the layout, the run, its evaluation against the plan."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.runs import Job, digest_of, relative
+from pipelines.settings import cores
+from pipelines.steps.ledger import enter
+from pipelines.steps.valuation import prepare_on
+
+if TYPE_CHECKING:
+    from pipelines.resources import Site
+    from pipelines.results import Result
+
+Made = tuple[str, Mapping[str, Any]]
+Launch = Callable[[Path, int], dict]
+
+BYTES_PER_PARAMETER = 16  # float32 weight, gradient and two AdamW moments
+
+
+def plan_inputs(site: "Site", tokens: "Result", plan: "Result") -> dict[str, Any]:
+    """What the training plan depends on."""
+    import dataclasses
+
+    size = {name: str(value) for name, value in dataclasses.asdict(site.size).items()}
+    return {
+        "tokens": tokens["digest"],
+        "plan": plan["digest"],
+        "size": size,
+        "world": site.world,
+        "cores": cores(),
+    }
+
+
+def training_plan(site: "Site", tokens: "Result", plan: "Result") -> Made:
+    """Choose a layout for this machine; keep the discarded ones with the reason."""
+    size = site.size
+    parameters = _num_parameters(site, tokens["vocab_size"])
+    activations = size.rows * size.length * size.model.dim * size.model.num_layers * 16 * 4
+    layouts = []
+    for strategy, world in (("single", 1), ("ddp", site.world), ("fsdp", site.world)):
+        share = world if strategy == "fsdp" else 1
+        predicted = parameters * BYTES_PER_PARAMETER // share + activations // world
+        layouts.append(
+            {"strategy": strategy, "world": world, "predicted_bytes_per_process": predicted}
+        )
+    chosen = layouts[0] if site.world == 1 else layouts[1]
+    for layout in layouts:
+        if layout is chosen:
+            layout["reason"] = "chosen"
+        elif layout["strategy"] == "single":
+            layout["reason"] = f"leaves {site.world - 1} of {site.world} processes idle"
+        elif layout["world"] == 1:
+            layout["reason"] = "one process has nothing to share"
+        else:
+            layout["reason"] = (
+                "the model fits in every process, so gathering shards would only cost time"
+            )
+    config = {
+        "steps": size.steps, "rows": size.rows, "length": size.length, "lr": size.lr, "seed": plan["seeds"]["train"],
+        "parameters": parameters, "tokens": tokens["digest"], "plan": plan["digest"], "layout": chosen["strategy"], "world": chosen["world"],
+    }  # fmt: skip
+    return digest_of(config), {
+        "layouts": layouts, "chosen": chosen["strategy"], "world": chosen["world"], "parameters": parameters,
+        "training_tokens": size.steps * size.rows * size.length,
+        "epochs": size.steps * size.rows * size.length / max(1, tokens["tokens"]),
+    }  # fmt: skip
+
+
+def _num_parameters(site: "Site", vocab_size: int) -> int:
+    """Weights of the released model, counted from its shape."""
+    network = site.size.model
+    head = network.dim // network.num_heads
+    attention = network.dim * head * (2 * network.num_heads + 2 * network.num_kv_heads)
+    block = attention + 3 * network.dim * network.ffn_dim + 2 * network.dim
+    return vocab_size * network.dim + network.num_layers * block + network.dim
+
+
+def model_job(site: "Site", plan: "Result", training_plan: "Result", **changes: Any) -> Job:
+    """The recipe of the released model; gold models change the excluded records and the seed only."""
+    values: dict[str, Any] = {
+        "kind": "train", "entry": "trainer.loop:train", "network": site.size.model, "steps": site.size.steps,
+        "seed": plan["seeds"]["train"], "world": training_plan["world"], "personal": tuple(site.config.intake.personal_owners),
+    }  # fmt: skip
+    return Job(**(values | changes))
+
+
+def finished(site: "Site", directory: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of a finished model run, with its windows entered in the ledger."""
+    import json
+
+    windows = [
+        json.loads(line) for line in (directory / "windows.jsonl").read_text().splitlines() if line
+    ]
+    body = {
+        "run": directory.name,
+        "windows": [
+            {
+                "run": directory.name, "first_step": row["first_step"], "last_step": row["last_step"], "shards": row["shards"],
+                "records": row["records"], "records_root": row["records_root"], "state_digest": row["state_digest_after"],
+            }
+            for row in windows
+        ],
+    }  # fmt: skip
+    progress = [
+        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines() if line
+    ]
+    checkpoint = directory / result["checkpoint"]
+    return {
+        "files": [f"runs/{directory.name}/result.json", f"runs/{directory.name}/{result['checkpoint']}/manifest.json"],
+        "run": directory.name, "root": result["checkpoint_root"], "checkpoint": str(checkpoint.relative_to(site.home.path)),
+        "final_loss": float(result["final_loss"]), "steps": result["steps"], "windows": body["windows"],
+        "entry": enter(site, "windows", body),
+        "tokens_per_s": _median([row["tokens_per_s"] for row in progress]),
+        "peak_rss_bytes": max((row["rss_bytes"] for row in progress), default=0),
+        "curve": [[row["step"], row["loss"]] for row in progress],
+    }  # fmt: skip
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+def checkpoint(
+    site: "Site",
+    tokens: "Result",
+    target: "Result",
+    plan: "Result",
+    training_plan: "Result",
+    run: Launch,
+) -> Made:
+    """Train the released model."""
+    job = model_job(site, plan, training_plan)
+    directory = prepare_on(site, job, tokens, target, "test_digest")
+    enter(
+        site,
+        "run",
+        {
+            "run": directory.name,
+            "plan": plan["digest"],
+            "tokens": tokens["digest"],
+            "seed": job.seed,
+        },
+    )
+    values = finished(site, directory, run(directory, job.world))
+    return values["root"], values
+
+
+def evaluation(
+    site: "Site",
+    tokens: "Result",
+    target: "Result",
+    plan: "Result",
+    checkpoint: "Result",
+    run: Launch,
+) -> Made:
+    """Loss of the checkpoint on `target_test`, and the decision that the committed rule gives."""
+    import json
+
+    anywhere = site.home.runs / "any"
+    job = Job(
+        kind="gradients", entry="pipelines.evaluate:run", network=site.size.model, steps=0, seed=plan["seeds"]["train"],
+        init=site.home.path / checkpoint["checkpoint"], init_root=checkpoint["root"],
+        extra={
+            "target": relative(site.home.path / target["test_folder"], anywhere), "target_digest": target["test_digest"],
+        },
+    )  # fmt: skip
+    directory = prepare_on(site, job, tokens, target, "test_digest")
+    result = run(directory, 1)
+    measured = json.loads((directory / "evaluation.json").read_text())
+    gain = measured["baseline"] - measured["loss"]
+    threshold = plan["threshold_millinats"] / 1000
+    decision = "promote" if gain >= threshold else "keep the previous champion"
+    body = {
+        "plan": plan["digest"], "checkpoint": checkpoint["root"], "loss_micronats": round(measured["loss"] * 1e6),
+        "baseline_micronats": round(measured["baseline"] * 1e6), "decision": decision,
+    }  # fmt: skip
+    return digest_of(body), {
+        "files": [f"runs/{directory.name}/evaluation.json"], "run": directory.name, "loss": measured["loss"], "loss_se": measured["se"],
+        "baseline": measured["baseline"], "gain": gain, "threshold": threshold, "holds": gain >= threshold, "decision": decision,
+        "records": measured["records"], "entry": enter(site, "evaluation", body), "status": result["status"],
+    }  # fmt: skip

@@ -1,0 +1,262 @@
+"""Steps of the unlearning group: the batch of pending requests, the retrained reference, the method, the audit."""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.requests import Request, advance, matching, pending
+from pipelines.runs import Job, digest_of, relative
+from pipelines.steps.ledger import corpus_keys, enter
+from pipelines.steps.tables import records
+from pipelines.steps.training import finished, model_job
+from pipelines.steps.valuation import prepare_on
+from provenance import seal, write_atomic
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from pipelines.resources import Site
+    from pipelines.results import Result
+
+Made = tuple[str, Mapping[str, Any]]
+Launch = Callable[[Path, int], dict]
+
+UNLEARN_LR = "0.0002"  # as in the pilot of the notes: larger steps wreck utility before they forget
+NO_REQUEST = "no erasure request is pending in this corpus version"
+
+
+def pending_digest(site: "Site") -> str:
+    """Digest of the pending requests: which, of what, not their states."""
+    return digest_of([request.identity() for request in pending(site.home)])
+
+
+def erasure_request(site: "Site", corpus: "Result") -> Made:
+    """Suspend the records of all pending requests: out of HEAD, text sealed, ids listed for the trainers."""
+    from pipelines.storage.versions import Versions
+
+    requests = pending(site.home)
+    frame = records(
+        site, corpus["version"], "record_id", "owner", "source", "position", "text", "personal"
+    )
+    batch = digest_of([request.identity() for request in requests])[:12] if requests else "none"
+    folder = site.home.erasure / batch
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    chosen = matching(frame, requests)
+    excluded = folder / "excluded.txt"
+    write_atomic(
+        excluded,
+        "".join(record_id.hex() + "\n" for record_id in chosen["record_id"]).encode(),
+        0o600,
+    )
+    values: dict[str, Any] = {
+        "batch": batch, "requests": [request.id for request in requests], "records": len(chosen),
+        "people": chosen.select("owner", "source").n_unique(), "excluded": str(excluded.relative_to(site.home.path)),
+        "excluded_digest": sha256(excluded.read_bytes()).hexdigest(), "files": [str(excluded.relative_to(site.home.path))],
+    }  # fmt: skip
+    if not requests:
+        return digest_of(NO_REQUEST), values | {"head": corpus["version"], "reason": NO_REQUEST}
+    for request in requests:
+        _enter_state(site, request, "received")
+    _seal(folder, chosen)
+    with site.home.lock("corpus"):
+        versions = Versions(site.home, corpus_keys(site))
+        head = versions.tombstone(corpus["version"], chosen["record_id"].to_list())
+        versions.move_head(head)
+    for request in requests:
+        advance(site.home, request, "suspended")
+        _enter_state(site, request, "suspended")
+    values["files"] += [
+        str((folder / name).relative_to(site.home.path)) for name in ("sealed", "key")
+    ]
+    return digest_of([batch, values["excluded_digest"], head]), values | {
+        "head": head,
+        "reason": "",
+    }
+
+
+def _seal(folder: Path, chosen: "pl.DataFrame") -> None:
+    """Seal the records' text under a key of its own, which shredding destroys; once per batch."""
+    if (folder / "sealed").exists() and (folder / "key").exists():
+        return
+    key = secrets.token_bytes(32)
+    write_atomic(folder / "key", key, 0o600)
+    write_atomic(folder / "sealed", seal(key, _lines(chosen)), 0o600)
+
+
+def _lines(frame: "pl.DataFrame") -> bytes:
+    """JSON lines of subject, record id and text; a subject is an owner's source."""
+    rows = frame.select("owner", "source", "record_id", "text").iter_rows(named=True)
+    lines = [
+        {
+            "subject": f"{row['owner']}/{row['source']}",
+            "record_id": row["record_id"].hex(),
+            "text": row["text"],
+        }
+        for row in rows
+    ]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+
+
+def _enter_state(site: "Site", request: Request, state: str) -> int:
+    return enter(
+        site,
+        "erasure",
+        {"request": request.id, "state": state, "digest": digest_of(request.identity())},
+    )
+
+
+def _enter_all(site: "Site", erasure: "Result", state: str) -> None:
+    for request in pending(site.home):
+        if request.id in erasure["requests"]:
+            advance(site.home, request, state)
+            _enter_state(site, request, state)
+
+
+def skipped(erasure: "Result") -> Made | None:
+    """What a step returns when no request is pending."""
+    if erasure["requests"]:
+        return None
+    return digest_of(NO_REQUEST), {"skipped": NO_REQUEST, "files": []}
+
+
+def gold_checkpoint(
+    site: "Site",
+    tokens: "Result",
+    target: "Result",
+    plan: "Result",
+    training_plan: "Result",
+    erasure: "Result",
+    run: Launch,
+) -> Made:
+    """Retrain without the forgotten records, once per gold seed."""
+    if none := skipped(erasure):
+        return none
+    golds = []
+    for number in range(1, site.size.gold_seeds + 1):
+        seed = plan["seeds"]["train" if number == 1 else f"gold-{number}"]
+        job = model_job(
+            site,
+            plan,
+            training_plan,
+            kind="gold",
+            seed=seed,
+            excluded=site.home.path / erasure["excluded"],
+        )
+        directory = prepare_on(site, job, tokens, target, "test_digest")
+        golds.append(finished(site, directory, run(directory, job.world)))
+    first = golds[0]
+    return digest_of([gold["root"] for gold in golds]), first | {
+        "golds": [{"root": gold["root"], "checkpoint": gold["checkpoint"], "run": gold["run"]} for gold in golds],
+        "files": [file for gold in golds for file in gold["files"]], "skipped": "",
+    }  # fmt: skip
+
+
+def method_inputs(site: "Site") -> dict[str, Any]:
+    """Settings of the approximate method."""
+    return {"method": "npo", "steps": site.size.unlearn_steps, "lr": UNLEARN_LR}
+
+
+def unlearned_checkpoint(
+    site: "Site", tokens: "Result", target: "Result", plan: "Result", training_plan: "Result", erasure: "Result", checkpoint: "Result",
+    run: Launch,
+) -> Made:  # fmt: skip
+    """Run NPO with a retain term from the released model."""
+    if none := skipped(erasure):
+        return none
+    anywhere = site.home.runs / "any"
+    sealed = _sealed_paths(site, erasure, anywhere)
+    job = model_job(
+        site, plan, training_plan, kind="unlearn", entry="unlearning.methods.npo:run", steps=site.size.unlearn_steps, lr=UNLEARN_LR,
+        seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
+        init=site.home.path / checkpoint["checkpoint"], init_root=checkpoint["root"],
+        extra={"sealed": sealed, "tokenizer": relative(site.home.tokenizer_path, anywhere)},
+    )  # fmt: skip
+    directory = prepare_on(site, job, tokens, target, "test_digest")
+    values = finished(site, directory, run(directory, job.world))
+    _enter_all(site, erasure, "unlearned")
+    return values["root"], values | {"method": "NPO with a retain term", "skipped": ""}
+
+
+def _sealed_paths(site: "Site", erasure: "Result", anywhere: Path) -> dict[str, str]:
+    folder = site.home.erasure / erasure["batch"]
+    return {
+        "file": relative(folder / "sealed", anywhere),
+        "key_file": relative(folder / "key", anywhere),
+    }
+
+
+def audit_inputs(site: "Site", erasure: "Result", models: Mapping[str, "Result"]) -> dict[str, Any]:
+    """What the audit depends on."""
+    roots = {name: model.data_version for name, model in models.items()}
+    return {
+        "models": roots,
+        "batch": erasure["batch"],
+        "attack_steps": list(site.size.attack_steps),
+        "size": site.size.name,
+    }
+
+
+def robustness_audit(
+    site: "Site", corpus: "Result", tokens: "Result", target: "Result", plan: "Result", erasure: "Result",
+    models: Mapping[str, "Result"], run: Launch,
+) -> Made:  # fmt: skip
+    """Attack original, unlearned and gold alike, and judge the rows."""
+    if none := skipped(erasure):
+        return none
+    anywhere = site.home.runs / "any"
+    folder = site.home.erasure / erasure["batch"]
+    retained = folder / "retained.jsonl"
+    extra: dict[str, Any] = {
+        "models": {
+            "original": relative(site.home.path / models["original"]["checkpoint"], anywhere),
+            "unlearned": relative(site.home.path / models["unlearned"]["checkpoint"], anywhere),
+            "gold": [relative(site.home.path / gold["checkpoint"], anywhere) for gold in models["gold"]["golds"]],
+        },
+        "sealed": _sealed_paths(site, erasure, anywhere), "retained": {"file": relative(retained, anywhere)},
+        "tokenizer": relative(site.home.tokenizer_path, anywhere),
+        "attacks": {"fine_tune_steps": list(site.size.attack_steps)},
+    }  # fmt: skip
+    lookalikes = site.config.audit.lookalikes
+    if lookalikes and (site.home.path / lookalikes).exists():
+        extra["lookalikes"] = {"file": relative(site.home.path / lookalikes, anywhere)}
+    job = Job(
+        kind="attack", entry="unlearning.audit:run", network=site.size.model, steps=0, seed=plan["seeds"]["audit"], extra=extra
+    )  # fmt: skip
+    directory = prepare_on(site, job, tokens, target, "test_digest")
+    try:
+        write_atomic(retained, _lines(_retained(site, corpus, erasure)), 0o600)
+        run(directory, 1)
+    finally:
+        retained.unlink(
+            missing_ok=True
+        )  # a second copy of people's text would outlive the next erasure
+    audit = json.loads((directory / "audit.json").read_text())
+    plan_digest = json.loads((directory / "result.json").read_text())["plan_digest"]
+    _enter_all(site, erasure, "audited")
+    body = {
+        "run": directory.name,
+        "plan": plan_digest,
+        "audit": sha256((directory / "audit.json").read_bytes()).hexdigest(),
+    }
+    return body["audit"], {
+        "files": [f"runs/{directory.name}/{name}" for name in ("audit.json", "rows.parquet", "plan.json")], "run": directory.name,
+        "verdict": audit["verdict"], "entry": enter(site, "audit", body), "plan_digest": plan_digest, "people": erasure["people"],
+        "gold_seeds": len(models["gold"]["golds"]), "skipped": "",
+    }  # fmt: skip
+
+
+def _retained(site: "Site", corpus: "Result", erasure: "Result") -> "pl.DataFrame":
+    """Personal records that stay; without any, the other records of the forgotten records' owners."""
+    import polars as pl
+
+    frame = records(site, corpus["version"], "record_id", "owner", "source", "text", "personal")
+    gone = {
+        bytes.fromhex(line) for line in (site.home.path / erasure["excluded"]).read_text().split()
+    }
+    kept = frame.filter(~pl.col("record_id").is_in(list(gone)))
+    owners = frame.filter(pl.col("record_id").is_in(list(gone)))["owner"].unique().to_list()
+    same = kept.filter(pl.col("owner").is_in(owners))
+    return same if len(same) else kept

@@ -1,0 +1,249 @@
+"""Steps of the valuation group: information, in-run credit, Shapley values by retraining, prices."""
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.runs import Job, digest_of, prepare, relative
+from pipelines.settings import cores
+from pipelines.steps.tables import records, token_store, write_table
+from provenance import write_atomic
+
+if TYPE_CHECKING:
+    from pipelines.resources import Site
+    from pipelines.results import Result
+
+Made = tuple[str, Mapping[str, Any]]
+Launch = Callable[[Path, int], dict]
+
+EXACT_GROUPS = 8  # 2^8 retrainings; above this the value is estimated from sampled orders
+
+
+def _flat(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
+    """Token arrays and texts of all live records, in leaf order."""
+    import numpy as np
+
+    store = token_store(site, tokens)
+    frame = records(site, corpus["version"], "record_id", "owner", "text")
+    offsets, flat = store.csr()
+    live = frame["index"].to_numpy().astype(np.int64)
+    lengths = store.lengths_N[live]
+    new_offsets = np.concatenate([[0], np.cumsum(lengths)])
+    picked = np.repeat(offsets[live] - new_offsets[:-1], lengths) + np.arange(int(lengths.sum()))
+    return {
+        "frame": frame,
+        "tokens": flat[picked],
+        "offsets": new_offsets,
+        "vocab_size": store.vocab_size,
+        "lengths": lengths,
+    }
+
+
+def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
+    """Information of every record and owner, in two tables."""
+    import numpy as np
+    import polars as pl
+
+    from valuation import folds, measure_information
+
+    flat = _flat(site, corpus, tokens)
+    frame = flat["frame"]
+    owners = sorted(frame["owner"].unique())
+    code_of = {owner: code for code, owner in enumerate(owners)}
+    owner_N = np.array([code_of[owner] for owner in frame["owner"]], dtype=np.int64)
+    bytes_N = frame["text"].str.len_bytes().to_numpy().astype(np.int64)
+    cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
+    fold_N = folds(frame["record_id"].to_list(), cluster_N=cluster_N)
+    per_record, per_owner = measure_information(
+        flat["tokens"], flat["offsets"], bytes_N=bytes_N, fold_N=fold_N, owner_N=owner_N, num_owners=len(owners),
+        vocab_size=flat["vocab_size"],
+    )  # fmt: skip
+
+    def table(names: pl.DataFrame, what: Any) -> pl.DataFrame:
+        return names.with_columns(
+            tokens=pl.Series(what.tokens_N),
+            bytes=pl.Series(what.bytes_N),
+            entropy_bits_per_token=pl.Series(what.entropy_bits_per_token_N),
+            surprisal_bits_per_token=pl.Series(what.surprisal_bits_per_token_N),
+            surprisal_se=pl.Series(what.surprisal_se_N),
+            surprisal_bits_per_byte=pl.Series(what.surprisal_bits_per_byte_N),
+        )
+
+    digests = [
+        write_table(
+            site.home.table("entropy"), table(frame.select("record_id", "owner"), per_record)
+        ),
+        write_table(
+            site.home.table("owner_entropy"), table(pl.DataFrame({"owner": owners}), per_owner)
+        ),
+    ]
+    bits = per_owner.surprisal_bits_per_token_N
+    return digest_of(digests), {
+        "files": ["tables/entropy.parquet", "tables/owner_entropy.parquet"],
+        "records": len(frame), "owners": len(owners), "tokens": int(per_record.tokens_N.sum()),
+        "mean_bits_per_token": float(np.average(bits, weights=per_owner.tokens_N)),
+        "mean_bits_per_byte": float(np.average(per_owner.surprisal_bits_per_byte_N, weights=per_owner.bytes_N)),
+    }  # fmt: skip
+
+
+def quality(site: "Site", corpus: "Result") -> Made:
+    """Quality components of every record."""
+    import polars as pl
+
+    from valuation import text_quality
+
+    frame = records(site, corpus["version"], "record_id", "owner", "text")
+    found = text_quality(frame["text"].to_list())
+    table = frame.select("record_id", "owner").with_columns(
+        damaged=pl.Series(found.damaged_N), repeated=pl.Series(found.repeated_N), runs=pl.Series(found.runs_N),
+        distinct=pl.Series(found.distinct_N), deflate=pl.Series(found.deflate_N), score=pl.Series(found.score_N),
+    )  # fmt: skip
+    digest = write_table(site.home.table("quality"), table)
+    return digest, {
+        "files": ["tables/quality.parquet"],
+        "records": len(table),
+        "mean_score": float(found.score_N.mean()),
+    }
+
+
+def influence_inputs(
+    site: "Site", tokens: "Result", target: "Result", plan: "Result"
+) -> dict[str, Any]:
+    """What the in-run credit depends on."""
+    return {
+        "tokens": tokens["digest"], "target": target["value_digest"], "plan": plan["digest"],
+        "steps": site.size.influence_steps, "size": site.size.name,
+    }  # fmt: skip
+
+
+def influence(
+    site: "Site", tokens: "Result", target: "Result", plan: "Result", run: Launch
+) -> Made:
+    """Train the proxy once, crediting every record in every batch."""
+    size = site.size
+    folder = site.home.path / target["value_folder"]
+    job = Job(
+        kind="gradients", entry="valuation.inrun:train", network=size.proxy, steps=size.influence_steps, seed=plan["seeds"]["proxy"],
+        extra={"target": relative(folder, site.home.runs / "any"), "target_digest": target["value_digest"], "target_rows": size.rows},
+    )  # fmt: skip
+    directory = prepare_on(site, job, tokens, target, "value_digest")
+    result = run(directory, 1)
+    path = directory / "influence.parquet"
+    digest = sha256(path.read_bytes()).hexdigest()
+    values = {"files": [f"runs/{directory.name}/influence.parquet"], "run": directory.name}
+    return digest, values | {
+        name: result[name] for name in result if isinstance(result[name], int | float)
+    }
+
+
+def prepare_on(site: "Site", job: Job, tokens: "Result", target: "Result", evaluation: str) -> Path:
+    """`prepare` with the corpus's tokens and one part of the target."""
+    return prepare(
+        site, job, corpus_version=tokens["corpus_version"], tokens=site.home.path / tokens["folder"],
+        tokens_digest=tokens["digest"], tokenizer=tokens["tokenizer_digest"], vocab_size=tokens["vocab_size"],
+        evaluation_set=target[evaluation],
+    )  # fmt: skip
+
+
+def owner_values_inputs(
+    site: "Site", clusters: "Result", tokens: "Result", target: "Result", plan: "Result"
+) -> dict[str, Any]:
+    """What the owners' values depend on."""
+    return influence_inputs(site, tokens, target, plan) | {
+        "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
+        "permutations": site.size.permutations,
+    }  # fmt: skip
+
+
+def owner_values(
+    site: "Site",
+    corpus: "Result",
+    clusters: "Result",
+    tokens: "Result",
+    target: "Result",
+    plan: "Result",
+    run: Launch,
+) -> Made:
+    """Retrain the proxy on the coalitions of owner groups, copies left out, and take the Shapley value."""
+    import numpy as np
+    import polars as pl
+
+    from valuation import (
+        coalitions_needed,
+        first_in_cluster,
+        owner_groups,
+        sample_orders,
+        sampled_with_interval,
+        shapley_with_interval,
+    )
+
+    size = site.size
+    frame = records(site, corpus["version"], "record_id", "owner", "date", "personal")
+    cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
+    store = token_store(site, tokens)
+    first_N = first_in_cluster(cluster_N, frame["index"].to_numpy())
+    lengths_N = store.lengths_N[frame["index"].to_numpy().astype(np.int64)]
+    groups = owner_groups(
+        frame["owner"].to_list(), np.where(first_N, lengths_N, 0).tolist(), frame["date"].to_list(),
+        frame["personal"].to_list(), size.groups,
+    )  # fmt: skip
+    num = len(groups)
+    orders = None
+    if num > EXACT_GROUPS:
+        orders = sample_orders(
+            num, size.permutations, np.random.default_rng(plan["seeds"]["orders"])
+        )
+    coalitions = coalitions_needed(num, orders)
+    name = digest_of([[group.id, list(group.owners)] for group in groups])[:12]
+    groups_file = site.home.runs / "inputs" / f"groups-{name}.json"
+    copies = site.home.runs / "inputs" / f"copies-{clusters.data_version[:12]}.txt"
+    groups_file.parent.mkdir(parents=True, exist_ok=True)
+    body = {
+        "groups": [{"id": group.id, "owners": list(group.owners)} for group in groups],
+        "coalitions": coalitions,
+    }
+    from provenance import jcs
+
+    write_atomic(groups_file, jcs(body))
+    write_atomic(
+        copies,
+        "".join(
+            row.hex() + "\n" for row in frame.filter(~pl.Series(first_N))["record_id"]
+        ).encode(),
+    )
+    anywhere = site.home.runs / "any"
+    steps = -(-size.proxy_tokens // (size.rows * size.length))
+    job = Job(
+        kind="proxy", entry="valuation.proxy:retrain", network=size.proxy, steps=steps, seed=plan["seeds"]["proxy"],
+        excluded=copies if not first_N.all() else None,
+        extra={
+            "groups": relative(groups_file, anywhere), "target": relative(site.home.path / target["value_folder"], anywhere),
+            "target_digest": target["value_digest"], "jobs": cores(),
+        },
+    )  # fmt: skip
+    directory = prepare_on(site, job, tokens, target, "value_digest")
+    run(directory, 1)
+    bank = {mask: np.load(directory / "bank" / f"{mask}.npz") for mask in coalitions}
+    tokens_Q = bank[0]["tokens_Q"]
+    if orders is None:
+        nll_CQ = np.stack([bank[mask]["nll_Q"] for mask in range(1 << num)])
+        found = shapley_with_interval(nll_CQ, tokens_Q)
+    else:
+        found = sampled_with_interval(
+            {mask: bank[mask]["nll_Q"] for mask in coalitions}, tokens_Q, orders
+        )
+    loss = {mask: float(bank[mask]["nll_Q"].sum() / tokens_Q.sum()) for mask in coalitions}
+    values = {
+        "files": [f"runs/{directory.name}/bank"], "run": directory.name, "method": found.method, "coalitions": len(coalitions),
+        "groups": [
+            {
+                "id": group.id, "owners": list(group.owners), "tokens": group.tokens, "value": float(found.values_n[row]), "se": float(found.se_n[row]),
+                "low": float(found.ci_low_n[row]), "high": float(found.ci_high_n[row]),
+            }
+            for row, group in enumerate(groups)
+        ],
+        "target_records": int(found.num_target_records), "loss_empty": loss[0], "loss_all": loss[(1 << num) - 1],
+        "efficiency_error": float(abs(found.values_n.sum() - (loss[0] - loss[(1 << num) - 1]))),
+    }  # fmt: skip
+    return digest_of([f"{mask}:{value!r}" for mask, value in loss.items()]), values

@@ -1,0 +1,163 @@
+"""The secret keys of one corpus, and what is lost with each of them.
+
+===========  ==============================================  =========================================
+key          used for                                        lost with it
+===========  ==============================================  =========================================
+k_fp         fingerprint = HMAC(k_fp, canonical bytes)       duplicates, absence proofs, suppression
+k_id         record_id = HMAC(k_id, owner, source, ...)      the names of all records
+k_file       digests of deliveries, blocks and raw texts     finding damaged files
+k_owner      owner pseudonym = HMAC(k_owner, owner)          proving whose a leaf is
+k_salts      seals the salt store                            every commitment: receipts cannot be made
+k_seal       seals the target_confirm part and other texts   the sealed texts
+ledger_seed  ed25519 seed of the ledger's signature          signing on; old entries stay verifiable
+===========  ==============================================  =========================================
+
+One key per purpose: a digest that is stored under one of them never doubles as a key of another.
+
+The default corpus, tests and benchmarks use :meth:`CorpusKeys.demo`, fixed keys that everybody
+knows, so that roots and numbers can be reproduced; whatever they sign says ``demo``. A user's inbox
+never gets them: :func:`load_or_create` draws random ones unless it is told otherwise.
+"""
+
+import dataclasses
+import os
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pipelines.storage.errors import KeysError
+from provenance.canonical import jcs, keyed, parse_json, write_atomic
+from provenance.hashing import sha256
+
+FORMAT: Final = 1
+_DEMO_TAG: Final = b"dataworth/demo key, known to everybody/"
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusKeys:
+    """Seven keys of 32 bytes; ``repr`` shows none of them."""
+
+    k_fp: bytes = field(repr=False)
+    k_id: bytes = field(repr=False)
+    k_file: bytes = field(repr=False)
+    k_owner: bytes = field(repr=False)
+    k_salts: bytes = field(repr=False)
+    k_seal: bytes = field(repr=False)
+    ledger_seed: bytes = field(repr=False)
+    is_demo: bool = False
+
+    def __post_init__(self) -> None:
+        """Seven different keys of the right length."""
+        values = [getattr(self, name) for name in _NAMES]
+        if any(len(value) != 32 for value in values) or len(set(values)) != len(values):
+            raise KeysError("a corpus has seven different keys of 32 bytes")
+
+    @classmethod
+    def demo(cls) -> "CorpusKeys":
+        """The fixed keys of the default corpus; they protect nothing."""
+        return _from({name: sha256(_DEMO_TAG + name.encode()) for name in _NAMES}, is_demo=True)
+
+    @classmethod
+    def random(cls) -> "CorpusKeys":
+        """Fresh keys from the operating system."""
+        return _from({name: secrets.token_bytes(32) for name in _NAMES}, is_demo=False)
+
+    def sealing_key(self, purpose: str) -> bytes:
+        """A key of its own for one kind of sealed text.
+
+        Args:
+            purpose: for instance ``target_confirm``.
+
+        Returns:
+            32 bytes, derived from k_seal, which seals nothing itself.
+        """
+        return keyed(self.k_seal, b"dataworth/sealing/" + purpose.encode())
+
+
+_NAMES: Final = tuple(
+    part.name for part in dataclasses.fields(CorpusKeys) if part.name != "is_demo"
+)
+
+
+def save(keys: CorpusKeys, path: Path) -> None:
+    """Write the key file, mode 0600, atomically.
+
+    Args:
+        keys: the keys.
+        path: HOME/keys.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    document = {name: getattr(keys, name).hex() for name in _NAMES}
+    write_atomic(
+        path, jcs({"format": FORMAT, "demo": keys.is_demo, **document}) + b"\n", mode=0o600
+    )
+
+
+def load(path: Path) -> CorpusKeys:
+    """Read the key file.
+
+    Args:
+        path: HOME/keys.
+
+    Returns:
+        The keys.
+
+    Raises:
+        KeysError: missing, readable by other users, damaged or of another format.
+    """
+    try:
+        mode = path.stat().st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise KeysError(
+                f"the key file can be read by other users (mode {mode & 0o777:o}): chmod 600 it"
+            )
+        document = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        raise KeysError(
+            "no key file in this home: run `dataworth keys init`, or import a backup of the keys"
+        ) from None
+    except PermissionError:
+        raise KeysError("the key file belongs to another user") from None
+    except ValueError:
+        raise KeysError("the key file is damaged: import a backup of the keys") from None
+    if not isinstance(document, dict) or document.keys() != {"format", "demo", *_NAMES}:
+        raise KeysError("the key file has unknown or missing fields: import a backup of the keys")
+    if document["format"] != FORMAT:
+        raise KeysError(
+            f"the key file has format {document['format']!r}, this program knows {FORMAT}"
+        )
+    try:
+        values = {name: bytes.fromhex(document[name]) for name in _NAMES}
+    except (TypeError, ValueError):
+        raise KeysError(
+            "the key file holds something that is not hexadecimal: import a backup"
+        ) from None
+    return _from(values, is_demo=document["demo"] is True)
+
+
+def load_or_create(path: Path, *, demo: bool) -> CorpusKeys:
+    """The keys of a home, made at the first call.
+
+    Args:
+        path: HOME/keys.
+        demo: whether a *new* key file gets the demo keys; an existing one stays as it is.
+
+    Returns:
+        The keys.
+
+    Raises:
+        KeysError: an existing key file cannot be used.
+        OSError: the disk refused.
+    """
+    if not os.path.lexists(path):
+        save(CorpusKeys.demo() if demo else CorpusKeys.random(), path)
+    return load(path)
+
+
+def _from(values: dict[str, bytes], *, is_demo: bool) -> CorpusKeys:
+    fields: dict[str, Any] = {**values, "is_demo": is_demo}
+    return CorpusKeys(**fields)

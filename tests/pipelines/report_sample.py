@@ -1,0 +1,237 @@
+"""A full report with every number different, and a reader of pages; used by the tests of the report."""
+
+import hashlib
+import math
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+from pipelines.reports import (
+    Audit,
+    Control,
+    Corpus,
+    Estimate,
+    EvaluationPlan,
+    GroupValue,
+    Intake,
+    LossCurve,
+    Membership,
+    NotAvailable,
+    OwnerRow,
+    PriceRow,
+    Pricing,
+    Provenance,
+    Rate,
+    Reason,
+    ReceiptCheck,
+    ReportData,
+    Request,
+    RunRef,
+    Seed,
+    TierRow,
+    Utility,
+    Valuation,
+    Verdict,
+    Version,
+    ZeroBound,
+)
+
+
+def digest(number: int) -> str:
+    return hashlib.sha256(bytes([number])).hexdigest()
+
+
+def audit(**changes: Any) -> Audit:
+    rate = {"original": Rate(hits=64, n=64), "gold": Rate(hits=0, n=64), "margin": 0.05}
+    made = Audit(
+        method="NPO with a retain term",
+        num_people=64,
+        num_gold_seeds=3,
+        plan_digest=digest(5),
+        tiers=(
+            TierRow(
+                tier="1",
+                name="direct question",
+                unlearned=Rate(hits=0, n=64),
+                bound=0.0406,
+                verdict="PASS",
+                reason="within the margin",
+                budget="questions only",
+                **rate,
+            ),
+            TierRow(
+                tier="3",
+                name="fine-tuning",
+                unlearned=Rate(hits=21, n=64),
+                bound=0.4402,
+                low=0.2212,
+                verdict="FAIL",
+                reason="the lower bound lies above the margin",
+                budget="weights, 64 records, 100 steps",
+                **rate,
+            ),
+        ),
+        membership=Membership(
+            original=Estimate(value=1.0, low=0.99, high=1.0),
+            unlearned=Estimate(value=0.94, low=0.89, high=0.98),
+            gold=Estimate(value=0.581, low=0.48, high=0.68),
+            difference=Estimate(value=0.359, low=0.25, high=0.47),
+            margin=0.15,
+            verdict="FAIL",
+            reason="0.359 from gold",
+        ),
+        utility=Utility(
+            original=Estimate(value=3.204, se=0.011),
+            unlearned=Estimate(value=3.298, se=0.012),
+            gold=NotAvailable(reason="gold was not evaluated"),
+            bound=None,
+            margin=0.05,
+            verdict="INCONCLUSIVE",
+            reason="no gold loss",
+        ),
+        zero_bounds=(ZeroBound(what="direct question", n=64, bound=0.0457),),
+        verdict="FAIL",
+        reason="tier 3 and membership exceed their margins",
+        controls=(Control(name="original leaks", holds=True, detail="expected 0.95, saw 1.00"),),
+        not_tested=("Copies of the model that left the house.",),
+    )
+    return replace(made, **changes)
+
+
+def sample() -> ReportData:
+    """A full report; every number in it is different, so that a mix-up shows."""
+    steps = tuple(range(0, 2000, 2))
+    return ReportData(
+        title="Erasure 17",
+        profile="pilot",
+        demo=True,
+        verdict=Verdict(verdict="FAIL", reason="the exact retrain takes its place"),
+        requests=(
+            Request(
+                request="REQ-17",
+                state="audited",
+                num_people=64,
+                num_records=320,
+                received="2026-11-03",
+                deadline="2026-12-03",
+            ),
+        ),
+        corpus=Corpus(version=digest(1), size=12345, live=12025, num_owners=7),
+        intake=Intake(
+            received=14002,
+            accepted=12346,
+            held_out=1203,
+            quarantined=309,
+            duplicates=144,
+            reasons=(Reason(reason="unknown licence", count=221),),
+        ),
+        owners=(
+            OwnerRow(
+                owner="washington",
+                records=121,
+                tokens=30211,
+                bits_per_token=Estimate(value=8.6124, se=0.0131, low=8.5871, high=8.6377),
+                bits_per_byte=Estimate(value=2.1531, se=0.0041),
+            ),
+            OwnerRow(owner="adams", records=9, tokens=801, bits_per_token=None, bits_per_byte=None),
+        ),
+        valuation=Valuation(
+            method="Exact Shapley",
+            target="target_value",
+            num_coalitions=16,
+            groups=(
+                GroupValue(
+                    group="early",
+                    owners=("washington", "adams"),
+                    value=Estimate(value=0.8124, se=0.0121, low=0.7887, high=0.8361, n=512),
+                ),
+                GroupValue(
+                    group="registry",
+                    owners=("registry",),
+                    value=Estimate(value=-0.0312, se=0.0094, low=-0.0496, high=-0.0128, n=511),
+                ),
+            ),
+            loss_without=Estimate(value=7.6246),
+            loss_with=Estimate(value=7.6246 - 0.7812),
+            plan_digest=digest(2),
+            notes=("One order seed for all coalitions.",),
+        ),
+        pricing=Pricing(
+            currency="EUR",
+            pool_microunits=10_000_000_001,
+            rows=(
+                PriceRow(subject="washington", price_microunits=412_345_678, value=0.0329),
+                PriceRow(subject="adams", price_microunits=9_587_654_323),
+            ),
+            rule_digest=digest(3),
+            rule="Shared by tokens without duplicates.",
+        ),
+        training=(
+            LossCurve(
+                run="train-1",
+                kind="train",
+                steps=steps,
+                losses=tuple(3 + 4 * math.exp(-step / 400) for step in steps),
+                tokens_per_s=18211.4,
+                peak_rss_bytes=700 * 2**20,
+            ),
+            LossCurve(run="gold-1", kind="gold", steps=(), losses=(), status="resume me"),
+        ),
+        evaluation=EvaluationPlan(
+            digest=digest(4),
+            decision="Release if better than the champion.",
+            metric="held-out loss",
+            unit="nat per token",
+            better="lower",
+            threshold=4.2,
+            observed=Estimate(value=4.0911, se=0.0131, low=4.0654, high=4.1168),
+            holds=True,
+            reason="The sealed set was not opened.",
+        ),
+        audit=audit(),
+        provenance=Provenance(
+            record_root=digest(6),
+            sparse_root=digest(7),
+            ledger_size=42,
+            ledger_root=digest(8),
+            checkpoint_root=digest(9),
+            receipts=(
+                ReceiptCheck(owner="washington", verified=True, detail="121 records"),
+                ReceiptCheck(owner="adams", verified=False, detail="expected aa, got bb"),
+            ),
+        ),
+        versions=(Version(name="torch", version="2.13.0"),),
+        seeds=(Seed(what="order", seed="1789", chosen="fixed by the recipe"),),
+        runs=(RunRef(run="train-1", kind="train", status="done"),),
+    )
+
+
+class Page(HTMLParser):
+    """Tags, attributes and visible text of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._silent = 0
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an element."""
+        self.tags.append((tag, dict(attrs)))
+        self._silent += tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        """Note where the style sheet ends."""
+        self._silent -= tag == "style"
+
+    def handle_data(self, data: str) -> None:
+        """Note visible text."""
+        if not self._silent:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """Visible text on one line, with ordinary spaces."""
+        return " ".join(" ".join(self.words).replace("\u00a0", " ").split())
