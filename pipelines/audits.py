@@ -65,7 +65,10 @@ def read_audit(home: Path, result: "Result") -> Audit:
         verdict=body["verdict"],
         reason=" ".join(_sentence(reason) for reason in body["reasons"]),
         utility=_utility(endpoints.get("utility")),
-        controls=tuple(Control(name=row["name"], holds=row["holds"], detail=row["detail"]) for row in body["controls"]),
+        controls=tuple(
+            Control(name=row["name"], holds=row["holds"], detail=row["detail"])
+            for row in body["controls"]
+        ),
         not_tested=NOT_TESTED,
     )
 
@@ -111,7 +114,11 @@ def _tier(name: str, row: Mapping[str, Any]) -> TierRow:
 
 def _estimate(row: Mapping[str, Any], text: str) -> Estimate | NotAvailable:
     value = _number(text)
-    return NotAvailable(reason="not measured") if value is None else Estimate(value=value, n=row["people"])
+    return (
+        NotAvailable(reason="not measured")
+        if value is None
+        else Estimate(value=value, n=row["people"])
+    )
 
 
 def _gold(row: Mapping[str, Any]) -> Estimate | NotAvailable:
@@ -134,13 +141,17 @@ def _utility(row: Mapping[str, Any] | None) -> Utility | NotAvailable:
 
 def _membership(row: Mapping[str, Any] | None) -> Membership | NotAvailable:
     if row is None:
-        return NotAvailable(reason="no look-alike records that were never trained, see [audit] in dataworth.toml")
+        return NotAvailable(
+            reason="no look-alike records that were never trained, see [audit] in dataworth.toml"
+        )
     low, high, unlearned = (_number(row[name]) for name in ("low", "high", "unlearned"))
     gold = [value for value in map(_number, row["gold"]) if value is not None]
     difference = None
     if unlearned is not None and gold and low is not None and high is not None:
         # Two one-sided 95 % bounds are one two-sided 90 % interval.
-        difference = Estimate(value=unlearned - sum(gold) / len(gold), low=low, high=high, n=row["people"], level=0.9)
+        difference = Estimate(
+            value=unlearned - sum(gold) / len(gold), low=low, high=high, n=row["people"], level=0.9
+        )
     return Membership(
         original=_estimate(row, row["original"]),
         unlearned=_estimate(row, row["unlearned"]),

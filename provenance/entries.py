@@ -9,7 +9,7 @@ The second form is for bodies above 32 KiB: C2SP tiles limit an entry to 65,535 
 that everybody mirrors should hold digests, not payloads. The time is what the writer says it was;
 the order of the entries is what is proven.
 
-Source: INTERFACES section 6 of the project; C2SP tlog-tiles.
+Source: C2SP tlog-tiles (limit of an entry).
 """
 
 from __future__ import annotations

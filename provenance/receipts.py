@@ -21,7 +21,7 @@ windows    ``windows``: a list of objects with ``run, first_step, last_step, sha
 receipt    ``receipt_sha256``
 =========  =======================================================================================
 
-Source: C2SP tlog-proof; INTERFACES section 6 of the project.
+Source: C2SP tlog-proof.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def build_receipt(
         absences: from :func:`absence_proof`.
 
     Returns:
-        The fields of INTERFACES 6 plus ``format, owner_pseudonym, salt``; ``entries`` is empty.
+        The fields listed in the README of this package; ``entries`` is empty.
 
     Raises:
         FormatError: a length is wrong, a field is missing, or a value is not in canonical form.

@@ -1,5 +1,8 @@
 """`python -m trainer --run DIR/run.json`, alone or under torchrun: the one way a run is started.
 
+Under torchrun write `torchrun ... -m trainer DIR/run.json` or `torchrun ... -m -- trainer --run DIR/run.json`:
+torchrun takes a bare `--run` for an abbreviation of its own `--run-path` and refuses it.
+
 It reads the run, imports its entry `module:function` and calls it with (run, directory); so packages above the
 trainer bring their own losses, and the trainer imports none of them. The exit code is the entry's; input that is
 refused gives one line and 3. An error without a class of its own (a bare ValueError) is a defect, not refused input,
@@ -38,10 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Start or go on with a run."
     )
-    parser.add_argument(
-        "--run", type=Path, required=True, metavar="DIR/run.json", help="specification of the run"
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "path", type=Path, nargs="?", metavar="DIR/run.json", help="specification of the run"
     )
-    path = parser.parse_args(arguments).run.absolute()
+    where.add_argument("--run", type=Path, metavar="DIR/run.json", help="the same, as an option")
+    given = parser.parse_args(arguments)
+    path = (given.run or given.path).absolute()
     directory = path if path.is_dir() else path.parent
     die_with_launcher()
     try:

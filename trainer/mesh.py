@@ -99,7 +99,7 @@ def init_mesh(layout: Layout) -> Mesh:
     if world != layout.world_size:
         raise SpecError(
             f"layout.world_size: the run wants {layout.world_size} process(es), the launcher started {world}; "
-            f"start it with torchrun --standalone --nproc-per-node {layout.world_size} -m trainer --run ...",
+            f"start it with torchrun --standalone --nproc-per-node {layout.world_size} -m trainer DIR/run.json",
         )
     device = _device()
     if world == 1:

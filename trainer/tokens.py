@@ -14,7 +14,7 @@ them: a changed token, id, owner or order is refused.
 The digest of a shard is SHA-256 over: the ASCII tag, the JCS list of owners in row order ("" where none), then as little-endian
 arrays the indices (u8), record ids (32 bytes, zero for a tombstone), lengths (u4) and tokens (u4).
 """
-# ruff: noqa: N802, N815 - shape suffixes in attribute names (STYLE 2)
+# ruff: noqa: N802 - a property with a shape suffix in its name (STYLE 2)
 
 from __future__ import annotations
 

@@ -1,1 +1,287 @@
-COMMANDS: list = []
+"""Commands that answer: `verify`, `sql`, `report`, `diff`, `explain`."""
+
+import json
+import webbrowser
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.results import Result, latest
+from pipelines.settings import read_settings
+
+if TYPE_CHECKING:
+    from pipelines.resources import Site
+
+console = Console()
+
+
+def this_site() -> "Site":
+    """The home that the environment names, opened.
+
+    Raises:
+        HomeError: There is none.
+    """
+    from pipelines.site import open_site
+    from pipelines.storage.home import Home
+
+    settings = read_settings()
+    Home(settings.home).check()
+    return open_site(settings.home, settings.inbox, settings.size, settings.world)
+
+
+def verify(
+    receipt: Annotated[
+        str,
+        typer.Argument(
+            help="OWNER, or the path of an OWNER.receipt.json; nothing for the whole home."
+        ),
+    ] = "",
+    vkey: Annotated[
+        str, typer.Option(help="Verifier key from a source you trust; default the home's own.")
+    ] = "",
+) -> None:
+    """Say yes or no, and why: the whole home, or one owner's receipt."""
+    if receipt.endswith(".json"):
+        _answer(receipt, lambda: _receipt_facts(Path(receipt), vkey or _key_beside(Path(receipt))))
+        return
+    site = this_site()
+    from pipelines.steps.ledger import verifier_key
+
+    key = vkey or verifier_key(site)
+    if receipt:
+        issued = _required(site, "receipts")
+        _answer(
+            receipt,
+            lambda: _receipt_facts(
+                site.home.receipts / issued["version"] / f"{receipt}.receipt.json", key
+            ),
+        )
+        return
+    good = True
+    for name, problems in _everything(site):
+        good &= not problems
+        console.print(
+            f"{'[green]yes[/]' if not problems else '[red]no[/] '} {name}",
+            *problems,
+            sep="\n      ",
+            highlight=False,
+        )
+    if not good:
+        raise typer.Exit(1)
+
+
+def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
+    """Every claim of the home with the problems found, recomputed from disk."""
+    from pipelines.steps import audit_trail as trail
+
+    corpus, tokens = _required(site, "corpus"), latest(site.home.results, "tokens")
+    yield (
+        f"corpus version {corpus['version'][:16]}: every row, tombstone and salt gives the manifest's roots",
+        _caught(trail.version, site, corpus),
+    )
+    checks: list[tuple[str, str, Callable[..., list[str]]]] = [
+        ("commitment", "ledger: signature, every entry, root", trail.ledger),
+        ("checkpoint", "checkpoint: file digests and the root in the ledger", trail.checkpoint),
+        ("prices", "prices: follow from committed values and add up to the pool", trail.prices),
+        ("receipts", "receipts: every owner's verifies offline", trail.receipts),
+        ("robustness_audit", "audit: the verdict follows from its rows", trail.verdict),
+    ]
+    if tokens:
+        yield "token shards: decode to the records", _caught(trail.tokens, site, tokens, corpus)
+    for asset, claim, check in checks:
+        result = latest(site.home.results, asset)
+        yield (
+            claim,
+            ["not made yet: run `dataworth run`"]
+            if result is None
+            else _caught(check, site, result),
+        )
+
+
+def _caught(check: Callable[..., list[str]], *arguments: Any) -> list[str]:
+    """A check's problems; a damaged file is a problem, not an end."""
+    try:
+        return check(*arguments)
+    except (OSError, ValueError, LookupError) as error:
+        return [str(error)]
+
+
+def _answer(name: str, prove: Callable[[], list[str]]) -> None:
+    try:
+        facts = prove()
+    except (OSError, ValueError) as error:
+        console.print(f"[red]no[/]  {name}: {error}", highlight=False)
+        raise typer.Exit(1) from None
+    shown = facts if len(facts) <= 12 else [*facts[:10], f"... and {len(facts) - 10} more facts"]
+    console.print(f"[green]yes[/] {name}", *shown, sep="\n      ", highlight=False)
+
+
+def _receipt_facts(path: Path, vkey: str) -> list[str]:
+    from provenance.verify import verify_receipt
+
+    if not path.exists():
+        raise FileNotFoundError(
+            f"no receipt {path.name}; owners with one: dataworth status, or give the file's path"
+        )
+    proof = path.with_name(path.name.replace(".receipt.json", ".tlog-proof"))
+    return verify_receipt(json.loads(path.read_bytes()), proof.read_text(), vkey)
+
+
+def _key_beside(path: Path) -> str:
+    """The home's published key for a receipt that still lies in its home."""
+    for folder in path.resolve().parents:
+        if (folder / "ledger" / "vkey").exists():
+            return (folder / "ledger" / "vkey").read_text().strip()
+    raise ValueError("give the ledger's verifier key, from a source you trust: --vkey NAME+ID+KEY")
+
+
+def sql(
+    query: Annotated[
+        str,
+        typer.Argument(
+            help="One reading statement over records, quarantine, clusters, values, prices, ..."
+        ),
+    ],
+    personal: Annotated[bool, typer.Option(help="Show the text of personal records too.")] = False,
+) -> None:
+    """Ask DuckDB about the corpus and its tables; nothing can be changed."""
+    from pipelines.storage.query import sql as run_query
+
+    table = run_query(this_site().home, query, show_personal=personal).to_arrow_table()
+    shown = Table(*table.column_names, title=f"{table.num_rows} rows")
+    for row in table.slice(0, 100).to_pylist():
+        shown.add_row(
+            *(value.hex() if isinstance(value, bytes) else str(value) for value in row.values())
+        )
+    console.print(shown)
+
+
+def report(
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Where the newest report lies."""
+    from pipelines.steps.report import report_path
+
+    path = report_path(this_site().home.path)
+    console.print(path.as_uri(), highlight=False, soft_wrap=True)
+    if show:
+        webbrowser.open(path.as_uri())
+
+
+def diff(
+    first: Annotated[str, typer.Argument(help="Version id, or its beginning.")],
+    second: Annotated[
+        str, typer.Argument(help="Version id, or its beginning; HEAD for the one in force.")
+    ] = "HEAD",
+) -> None:
+    """What the second corpus version has and the first has not, and the other way round."""
+    from pipelines.steps.ledger import corpus_keys
+    from pipelines.storage.versions import Versions
+
+    site = this_site()
+    versions = Versions(site.home, corpus_keys(site))
+    found = versions.diff(_version(versions, first), _version(versions, second))
+    table = Table(
+        "owner",
+        "added",
+        "removed",
+        title=f"{len(found.added)} records added, {len(found.removed)} removed",
+    )
+    for owner, (added, removed) in sorted(found.per_owner.items()):
+        table.add_row(owner, str(added), str(removed))
+    console.print(table)
+
+
+def _version(versions: Any, beginning: str) -> str:
+    if beginning == "HEAD":
+        head = versions.head()
+        if head is None:
+            raise ValueError("nothing is published yet: run `dataworth run`")
+        return head
+    matches = [version for version in versions.ids() if version.startswith(beginning)]
+    if len(matches) != 1:
+        known = ", ".join(version[:12] for version in versions.ids())
+        raise ValueError(f"{beginning!r} names {len(matches)} versions, expected one of: {known}")
+    return matches[0]
+
+
+def explain(
+    subject: Annotated[str, typer.Argument(help="An owner, a group, or a record id.")],
+) -> None:
+    """Walk back from a value or a price to the runs, seeds and records that made it."""
+    import polars as pl
+
+    site = this_site()
+    values = pl.read_parquet(_table(site, "values")).filter(pl.col("subject_id") == subject)
+    if not len(values):
+        raise ValueError(
+            f"{subject!r} has no value; owners and groups: dataworth sql \"select distinct subject_id from values where subject_kind <> 'record'\""
+        )
+    owner_values, plan = _required(site, "owner_values"), _required(site, "evaluation_plan")
+    table = Table("fact", "value", title=subject, show_header=False)
+    for row in values.iter_rows(named=True):
+        table.add_row(
+            f"value by {row['method']}",
+            f"{row['value_nano'] / 1e9:.9f} {row['unit']} on {row['target']}, n = {row['n']}",
+        )
+        if row["se_nano"] is not None:
+            table.add_row(
+                "standard error, interval",
+                f"{row['se_nano'] / 1e9:.6f}, [{row['ci_low_nano'] / 1e9:.6f}, {row['ci_high_nano'] / 1e9:.6f}]",
+            )
+    group = next(
+        (
+            group
+            for group in owner_values["groups"]
+            if subject == group["id"] or subject in group["owners"]
+        ),
+        None,
+    )
+    if group:
+        table.add_row(
+            "group",
+            f"{group['id']}: {len(group['owners'])} owners, {group['tokens']:,} tokens without copies",
+        )
+        table.add_row(
+            "group value",
+            f"{group['value']:.6f} ± {group['se']:.6f} nats, from {owner_values['coalitions']} retrained coalitions",
+        )
+        table.add_row(
+            "run", f"{owner_values['run']}, seed {plan['seeds']['proxy']} ({plan['seed_rule']})"
+        )
+    prices = latest(site.home.results, "prices")
+    if prices and not prices["skipped"]:
+        paid = pl.read_parquet(_table(site, "prices")).filter(pl.col("subject") == subject)
+        if len(paid):
+            table.add_row(
+                "price",
+                f"{paid['price_microunits'][0]:,} of {prices['pool']:,} micro-units {prices['currency']}, ledger entry {prices['entry']}",
+            )
+    table.add_row("plan", f"{plan['digest']}, ledger entry {plan['entry']}, before any training")
+    console.print(table)
+
+
+def _table(site: "Site", name: str) -> Path:
+    path = site.home.table(name)
+    if not path.exists():
+        raise FileNotFoundError(f"no {name} in this home yet: run `dataworth run`")
+    return path
+
+
+def _required(site: "Site", asset: str) -> Result:
+    """The newest result of an asset.
+
+    Raises:
+        LookupError: It was never made.
+    """
+    result = latest(site.home.results, asset)
+    if result is None:
+        raise LookupError(f"asset {asset} was not made in this home yet: run `dataworth run`")
+    return result
+
+
+COMMANDS = [verify, sql, report, diff, explain]

@@ -1,1 +1,86 @@
-COMMANDS: list = []
+"""Commands about money and space: `payouts`, `gc`."""
+
+import csv
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.cli.asking import this_site
+
+console = Console()
+
+
+def payouts(
+    as_csv: Annotated[
+        bool,
+        typer.Option("--csv", help="Comma-separated on standard output, for a payment system."),
+    ] = False,
+) -> None:
+    """Who is paid what by the last run: integers that add up to the pool, with the committed rule's digest."""
+    import polars as pl
+
+    site = this_site()
+    path = site.home.table("prices")
+    if not path.exists():
+        raise FileNotFoundError(
+            "no prices in this home: set pool_microunits under [pricing] in dataworth.toml, then dataworth run"
+        )
+    frame = pl.read_parquet(path).sort("price_microunits", descending=True)
+    if as_csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(frame.columns)
+        writer.writerows(frame.iter_rows())
+        return
+    currency = frame["currency"][0]
+    table = Table(
+        "owner",
+        "name",
+        f"micro-units {currency}",
+        currency,
+        title=f"rule {frame['rule_digest'][0][:16]}",
+    )
+    for row in frame.iter_rows(named=True):
+        entry = site.config.owners.get(row["subject"])
+        table.add_row(
+            row["subject"],
+            entry.name if entry else "",
+            f"{row['price_microunits']:,}",
+            f"{row['price_microunits'] / 1e6:,.2f}",
+        )
+    table.add_section()
+    total = int(frame["price_microunits"].sum())
+    table.add_row("total", "", f"{total:,}", f"{total / 1e6:,.2f}")
+    console.print(table)
+
+
+def gc(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run/--delete", help="Only list, or delete.")
+    ] = True,
+) -> None:
+    """List runs that no current result, receipt or open request needs, with their size; `--delete` removes them."""
+    import shutil
+
+    from pipelines.collecting import unneeded_runs
+
+    site = this_site()
+    with site.home.lock("gc"):
+        found = unneeded_runs(site.home)
+        table = Table(
+            "run",
+            "MiB",
+            title="nothing to remove" if not found else f"{len(found)} runs that nothing needs",
+        )
+        for folder, size in found:
+            table.add_row(folder.name, f"{size / 2**20:.1f}")
+            if not dry_run:
+                shutil.rmtree(folder)
+        console.print(table)
+    if found and dry_run:
+        console.print("nothing was removed; dataworth gc --delete removes them")
+
+
+COMMANDS = [payouts, gc]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from pipelines.display import facts_md, loss_png, plot_md, table_md
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
 
 

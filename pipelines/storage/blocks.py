@@ -125,6 +125,48 @@ def read_block(
     )
 
 
+def salvage_block(folder: Path, block: StoredBlock) -> pl.DataFrame | None:
+    """The rows of a damaged block as far as it still is Parquet, to see which of them changed.
+
+    Args:
+        folder: HOME/blocks.
+        block: which file.
+
+    Returns:
+        Rows, or None if nothing can be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # Arrow reports damage as an error, where polars trusts the file and panics.
+    try:
+        table = pq.read_table(pa.BufferReader((folder / block.file).read_bytes()), use_threads=False)
+        table.validate(full=True)
+        rows = pl.DataFrame(table)
+    except (OSError, ValueError, pa.ArrowException, pl.exceptions.PolarsError):
+        return None
+    return rows if rows.schema == BLOCK_SCHEMA else None
+
+
+def leaf_of(salt: bytes, text: str, pseudonym: bytes, licence: str) -> bytes:
+    """The leaf hash of a record.
+
+    Args:
+        salt: its 32-byte salt.
+        text: its text as delivered.
+        pseudonym: 32 bytes, HMAC(K_owner, owner).
+        licence: its SPDX licence.
+
+    Returns:
+        32 bytes.
+
+    Raises:
+        FormatError: a value that no record can have.
+    """
+    commitment = commit(salt, canonical_bytes(text))
+    return leaf_hash(leaf_data(commitment, pseudonym, CANONICALISATION, licence))
+
+
 def leaves_of(
     rows: pl.DataFrame, salts: Callable[[bytes], bytes], k_owner: bytes
 ) -> Iterator[bytes]:
@@ -138,15 +180,10 @@ def leaves_of(
     Yields:
         32 bytes per row.
     """
-    pseudonyms: dict[str, bytes] = {}
-    for record, owner, text, licence in rows.select(
-        "record_id", "owner", "text", "licence"
-    ).iter_rows():
-        pseudonym = pseudonyms.get(owner) or pseudonyms.setdefault(
-            owner, keyed(k_owner, owner.encode())
-        )
-        commitment = commit(salts(record), canonical_bytes(text))
-        yield leaf_hash(leaf_data(commitment, pseudonym, CANONICALISATION, licence))
+    pseudonyms = {owner: keyed(k_owner, owner.encode()) for owner in rows["owner"].unique()}
+    columns = rows.select("record_id", "owner", "text", "licence")
+    for record, owner, text, licence in columns.iter_rows():
+        yield leaf_of(salts(record), text, pseudonyms[owner], licence)
 
 
 def tombstone_hash(index: int) -> bytes:

@@ -29,8 +29,8 @@ from pipelines.storage.config import Config
 from pipelines.storage.deliveries import Delivery, FileProblem, examine_file, file_digest, scan
 from pipelines.storage.errors import TargetError
 from pipelines.storage.keys import CorpusKeys
-from pipelines.storage.records import SCHEMA
 from pipelines.storage.readers import read_rows
+from pipelines.storage.records import SCHEMA
 from pipelines.storage.rows import Row
 from pipelines.storage.suppression import SuppressionList
 from provenance.canonical import keyed

@@ -14,7 +14,7 @@ SALT, TEXT, OWNER = bytes(range(32)), b"canonical", b"\x07" * 32
 
 
 def test_commitment_and_leaf_by_their_written_definition():
-    """Byte for byte the layout in the module docstring and in INTERFACES 1."""
+    """Byte for byte the layout in the module docstring and in the README."""
     digest = sha256(TEXT).digest()
     expected = sha256(b"dataworth/commitment/v1\n" + SALT + digest).digest()
     assert commit(SALT, TEXT) == commit_digest(SALT, digest) == expected

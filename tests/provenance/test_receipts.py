@@ -31,6 +31,7 @@ from provenance import (
     sha256,
     sum_path_of,
     tlog_proof,
+    verify,
     verify_inclusion,
     verify_receipt,
     verify_text,
@@ -136,6 +137,28 @@ def test_attack_every_flipped_bit_of_both_files_is_noticed(name):
             continue
         with pytest.raises(VerifyError):
             verify_receipt(parsed, text, VKEY)
+
+
+def test_attack_every_single_bit_of_a_tlog_proof_is_noticed():
+    """All eight bits of each byte: header, extra, index, path, checkpoint, signature, padding."""
+    receipt, text = load("good/ada")
+    proof = text.encode()
+    for bit in range(8 * len(proof)):
+        forged = bytearray(proof)
+        forged[bit // 8] ^= 1 << bit % 8
+        try:
+            changed = forged.decode()
+        except ValueError:
+            continue
+        with pytest.raises(VerifyError):
+            verify_receipt(receipt, changed, VKEY)
+
+
+@pytest.mark.parametrize(("index", "size"), [(2, 2), (-1, 1), (0, 0), (5, 3)])
+def test_the_stand_alone_verifier_knows_no_index_outside_the_tree(index, size):
+    """An index at or beyond the size, or below zero, has no shape to be proven by."""
+    with pytest.raises(VerifyError, match="below size"):
+        verify._sides(index, size)
 
 
 @pytest.mark.parametrize("bad", [{}, [], "x", {"format": 1}, None, 5])

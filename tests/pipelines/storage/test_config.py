@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.storage.config import (
@@ -71,12 +71,14 @@ configs = st.builds(
 
 
 @given(configs)
+@settings(deadline=None)
 def test_render_and_parse_are_inverse(config):
     """Any configuration survives being written and read, quotes and controls included."""
     assert parse(render(config)) == config
 
 
 @given(configs)
+@settings(deadline=None)
 def test_a_configuration_can_be_committed(config):
     """The document holds no null and no float, so it can be hashed."""
     assert jcs(config.document())

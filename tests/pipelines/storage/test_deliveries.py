@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.storage import parquet_pages
@@ -50,6 +50,7 @@ class Chunks(io.BytesIO):
     st.integers(1, 10),
     st.booleans(),
 )
+@settings(deadline=None)
 def test_lines_are_those_of_split_whatever_the_chunks(parts, chunk, limit, end):
     """Content, size and digest of every line; a line beyond the limit is passed over, not lost."""
     data = b"\n".join(parts) + (b"\n" if end else b"")
@@ -248,6 +249,7 @@ def test_memory_stays_bounded_against_a_hostile_file(tmp_path, home, name, write
 
 
 @given(st.binary(max_size=200), st.integers(0, 3000))
+@settings(deadline=None)
 def test_damaged_page_headers_never_do_worse_than_a_problem(noise, at):
     """Any bytes in the place of any header: a size, or "unreadable", and it ends."""
     sink = io.BytesIO()

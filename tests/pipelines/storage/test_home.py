@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.storage import keys as key_file
@@ -181,6 +181,7 @@ def test_shredding_leaves_no_copy_of_the_old_store(tmp_path):
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_any_flipped_bit_of_the_salt_store_is_found(tmp_path_factory, data):
     """The sealed store does not open with one bit changed, nor with other keys."""
     folder = tmp_path_factory.mktemp("salts")

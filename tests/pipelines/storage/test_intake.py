@@ -610,7 +610,7 @@ inboxes = st.dictionaries(
 
 
 @given(inboxes)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_counts_add_up_for_any_inbox(tmp_path_factory, inbox):
     """The sum law; accepted contents are unique per owner, and disjoint from what is held out."""
     from pipelines.storage.intake import read_deliveries

@@ -1,7 +1,7 @@
 """How a text file becomes records."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.storage.records import COLUMNS, RUN_CHARS, SCHEMA, cut, paragraphs
@@ -12,6 +12,7 @@ pieces = st.lists(
 
 
 @given(pieces.map("".join), st.integers(1, 40))
+@settings(deadline=None)
 def test_nothing_is_dropped_and_no_run_is_too_long(text, limit):
     """The runs join to the text, each has 1 to `limit` characters."""
     runs = paragraphs(text, limit)
@@ -20,6 +21,7 @@ def test_nothing_is_dropped_and_no_run_is_too_long(text, limit):
 
 
 @given(pieces, st.integers(1, 40))
+@settings(deadline=None)
 def test_the_reader_s_chunks_do_not_matter(chunks, limit):
     """Cutting a text in pieces is cutting the whole."""
     assert list(cut(chunks, limit)) == paragraphs("".join(chunks), limit)

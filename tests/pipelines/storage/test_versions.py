@@ -206,6 +206,7 @@ def test_a_full_block_is_never_rewritten_by_an_append(versions):
 
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 30), st.integers(0, 40))
+@settings(deadline=None)
 def test_cuts_do_not_depend_on_what_follows(sizes, block_bytes, split):
     """Cutting a prefix and going on from its last full block is cutting the whole."""
     monkey = pytest.MonkeyPatch()
@@ -451,7 +452,7 @@ def small(tmp_path_factory):
 
 
 @given(st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_any_flipped_bit_of_any_stored_file_is_found(small, data):
     """Block, leaves, map, manifest, salts: verify() raises for each bit of each."""
     versions, version = small

@@ -35,6 +35,7 @@ from provenance import (
     leaf_data,
     leaf_hash,
     ledger_entry_proof,
+    parse_checkpoint,
     prices_body,
     receipt_digest,
     record_id,
@@ -209,6 +210,11 @@ def pairs(folder: Path) -> dict[str, tuple[bytes, str, str]]:
     note = sign_note(text, ORIGIN, stranger).decode()
     forged = ada.tlog_proof.partition("\n\n")[0] + "\n\n" + note
     out["bad/signed-by-a-stranger"] = (ada.receipt, forged, "signature")
+    log = parse_checkpoint(text)
+    elsewhere = checkpoint_text("other.example/demo", log.size, log.root)
+    note = sign_note(elsewhere, ORIGIN, SigningKey.demo()).decode()
+    forged = ada.tlog_proof.partition("\n\n")[0] + "\n\n" + note
+    out["bad/checkpoint-of-another-log"] = (ada.receipt, forged, "origin and size")
     no_extra = "\n".join(
         line for line in ada.tlog_proof.split("\n") if not line.startswith("extra")
     )
@@ -243,6 +249,14 @@ def pairs(folder: Path) -> dict[str, tuple[bytes, str, str]]:
         market.owner("bob"), market.state, [], absences=[false | {"terminal": ""}]
     )
     lies["operator-empty-place-for-a-present-text"] = (empty, [0], "absence: root")
+    present = market.sparse.prove(market.marks[ERASED])
+    own = {
+        "fingerprint": market.marks[ERASED].hex(),
+        "terminal": market.marks[ERASED].hex(),
+        "siblings": [digest.hex() for digest in present.siblings],
+    }
+    shown = build_receipt(market.owner("bob"), market.state, [], absences=[own])
+    lies["operator-presence-shown-as-absence"] = (shown, [0], "absence: another key")
     for name, (receipt, entries, reason) in lies.items():
         out[f"bad/{name}"] = (*market.lie(receipt, entries), reason)
     receipt = market.before("ada")
