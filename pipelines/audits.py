@@ -45,6 +45,9 @@ def read_audit(home: Path, result: "Result") -> Audit:
     """
     body = json.loads((home / result["files"][0]).read_text())
     endpoints = {row["name"]: row for row in body["endpoints"] if not row["subgroup"]}
+    if body["verdict"] == "INVALID":
+        # A control misbehaved, so no part of the audit may look as if it had passed.
+        endpoints = {name: row | {"status": "INVALID"} for name, row in endpoints.items()}
     tiers = tuple(_tier(name, endpoints[name]) for name in TIERS if name in endpoints)
     return Audit(
         method="NPO with a retain term",

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import dagster as dg
 
-# `--select '*'` itself is flagged beta by Dagster; its own notices are not our users' business.
-warnings.filterwarnings("ignore", category=dg.BetaWarning)
+# Dagster flags `--select '*'` as beta and its own Pipes client as preview; its notices are not our users' business.
+for notice in (dg.BetaWarning, dg.PreviewWarning):
+    warnings.filterwarnings("ignore", category=notice)
 
 
 @dg.definitions

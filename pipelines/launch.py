@@ -2,7 +2,7 @@
 
 An asset calls `launch`, which starts `python -m pipelines.launch` under Dagster Pipes; that child starts
 
-    torchrun --standalone --nproc-per-node N -m trainer --run DIR/run.json
+    torchrun --standalone --nproc-per-node N -m trainer DIR/run.json
 
 (or plain `python -m trainer` for one process), tails `DIR/progress.jsonl` into the run's log, and passes the exit code on.
 The files of the run are the contract: whoever started it, the asset re-reads and re-verifies `result.json`.
@@ -50,7 +50,7 @@ def trainer_command(run_file: Path, nproc: int) -> list[str]:
         return [sys.executable, "-m", "trainer", "--run", str(run_file)]
     return [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc),
-        "-m", "trainer", "--run", str(run_file),
+        "-m", "trainer", str(run_file),  # a bare --run would be taken for torchrun's own --run-path
     ]  # fmt: skip
 
 

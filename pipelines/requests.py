@@ -75,8 +75,8 @@ def load(home: "Home") -> list[Request]:
     for path in sorted(home.requests.glob("*.json")):
         try:
             body = parse_json(path.read_bytes())
-            lists = {name: tuple(body.pop(name, ())) for name in ("sources", "record_ids")}
-            request = Request(**body, **lists)
+            body |= {name: tuple(body.get(name, ())) for name in ("sources", "record_ids")}
+            request = Request(**body)
         except (ValueError, TypeError, AttributeError) as error:
             raise RequestError(
                 f"request {path.name} cannot be read ({error}); remove it or write it again with dataworth erase"

@@ -8,7 +8,7 @@ from functools import cache
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from provenance import jcs
 
@@ -90,8 +90,8 @@ def relative(path: Path, directory: Path) -> str:
 class Job:
     """What distinguishes one run from another of the same corpus and size."""
 
-    kind: str
-    """train, gold, proxy, unlearn, attack or gradients."""
+    kind: Literal["train", "gold", "proxy", "unlearn", "attack", "gradients"]
+    """What the run is for."""
     entry: str
     """Function that the trainer calls, `module:function`."""
     network: "Network"

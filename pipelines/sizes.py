@@ -65,21 +65,23 @@ _MICRO = Network(num_layers=2, dim=32, num_heads=2, num_kv_heads=1, ffn_dim=64)
 _PROXY = Network(num_layers=2, dim=48, num_heads=4, num_kv_heads=2, ffn_dim=128)
 _MODEL = Network(num_layers=4, dim=128, num_heads=4, num_kv_heads=2, ffn_dim=352)
 
+# 200 people in five phrasings are memorised after about twenty exposures in small batches at this rate: 1,000 steps of
+# 1,024 tokens, half of them people (a character-level pilot with large batches memorised nothing; see unlearning/README).
 _DEFAULT = Size(
-    name="default", vocab_size=2048, model=_MODEL, proxy=_PROXY, world=2, rows=16, length=256, steps=600, warmup=40, lr="3e-3",
-    personal_repeats=40, checkpoint_every=200, influence_steps=60, groups=6, permutations=24, proxy_tokens=240_000,
-    unlearn_steps=60, attack_steps=(10, 25, 50), gold_seeds=1,
+    name="default", vocab_size=2048, model=_MODEL, proxy=_PROXY, world=2, rows=8, length=128, steps=1000, warmup=20, lr="0.003",
+    personal_repeats=160, checkpoint_every=250, influence_steps=100, groups=6, permutations=24, proxy_tokens=240_000,
+    unlearn_steps=100, attack_steps=(10, 25, 50), gold_seeds=1,
 )  # fmt: skip
 
 _TINY = Size(
-    name="tiny", vocab_size=512, model=_MICRO, proxy=_MICRO, world=1, rows=8, length=128, steps=12, warmup=2, lr="3e-3",
+    name="tiny", vocab_size=512, model=_MICRO, proxy=_MICRO, world=1, rows=8, length=128, steps=12, warmup=2, lr="0.003",
     personal_repeats=2, checkpoint_every=6, influence_steps=4, groups=3, permutations=4, proxy_tokens=4_000,
     unlearn_steps=2, attack_steps=(2,), gold_seeds=1,
 )  # fmt: skip
 
 _SMALL = Size(
-    name="small", vocab_size=2048, model=_PROXY, proxy=_MICRO, world=2, rows=16, length=128, steps=60, warmup=6, lr="3e-3",
-    personal_repeats=4, checkpoint_every=30, influence_steps=16, groups=4, permutations=8, proxy_tokens=40_000,
+    name="small", vocab_size=2048, model=_PROXY, proxy=_MICRO, world=2, rows=8, length=128, steps=80, warmup=8, lr="0.003",
+    personal_repeats=40, checkpoint_every=40, influence_steps=16, groups=4, permutations=8, proxy_tokens=40_000,
     unlearn_steps=8, attack_steps=(10,), gold_seeds=1,
 )  # fmt: skip
 

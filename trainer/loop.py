@@ -127,6 +127,7 @@ def fit(
 
 def _lock(directory: Path) -> int:
     """Hold the run's folder against a second writer until the descriptor is closed or the process dies."""
+    directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

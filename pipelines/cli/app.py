@@ -14,6 +14,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    suggest_commands=False,  # click's own message names the nearest one already
 )
 for module in (running, asking, paying, rights):
     for command in module.COMMANDS:
@@ -25,21 +26,24 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app(arguments, standalone_mode=False)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
+        code = app(arguments, standalone_mode=False)  # a typer.Exit comes back as its exit code
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         if debug:
             raise
         text = error.format_message() if isinstance(error, ClickException) else str(error)
+        if (
+            isinstance(error, ClickException) and not text
+        ):  # no command was given: the help was shown
+            sys.exit(2)
         Console(stderr=True).print(
             f"[bold red]dataworth:[/] {_plain(text or type(error).__name__)}",
             highlight=False,
             soft_wrap=True,
         )
         sys.exit(2)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _plain(text: str) -> str:

@@ -59,7 +59,7 @@ def _request(
     bad = [text for text in ids if len(text) != 64 or not set(text) <= set("0123456789abcdef")]
     if bad:
         raise RequestError(
-            f'record id {bad[0]!r}: expected 64 lower-case hex digits, as in dataworth sql "select hex(record_id) from records"'
+            f"record id {bad[0]!r}: expected 64 lower-case hex digits, as `dataworth sql` shows them"
         )
     today = datetime.now(UTC).date()
     request = Request(

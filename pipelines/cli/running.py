@@ -102,6 +102,8 @@ def run(
 
 def _follow(process: subprocess.Popen, log: Path) -> int:
     """Show a bar of assets until the run ends."""
+    from pipelines.defs import ASSETS
+
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -113,7 +115,7 @@ def _follow(process: subprocess.Popen, log: Path) -> int:
     reused: set[str] = set()
     offset = 0
     with Progress(*columns, console=console, transient=False) as bar:
-        task = bar.add_task("starting", total=_number_of_assets())
+        task = bar.add_task("starting", total=len(ASSETS))
         while True:
             ended = process.poll() is not None
             with log.open("rb") as file:
@@ -125,19 +127,13 @@ def _follow(process: subprocess.Popen, log: Path) -> int:
                 if match := REUSED.search(line):
                     reused.add(match["asset"])
                 elif match := STEP.search(line):
-                    if match["what"] == "SUCCESS":
+                    if match["what"] == "SUCCESS" and match["asset"] in ASSETS:
                         done.add(match["asset"])
                     bar.update(task, completed=len(done), description=match["asset"])
             if ended:
                 bar.update(task, description=f"{len(done)} assets, {len(reused)} unchanged")
                 return process.returncode
             time.sleep(0.2)
-
-
-def _number_of_assets() -> int:
-    from pipelines.defs import ASSETS
-
-    return len(ASSETS)
 
 
 def _failure(log: Path) -> str:

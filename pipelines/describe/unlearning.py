@@ -21,12 +21,12 @@ def erasure_request(result: "Result") -> Mapping[str, Any]:
 
 def gold_checkpoint(result: "Result") -> Mapping[str, Any]:
     """The retrained reference."""
-    return checkpoint(result) | {"gold models": len(result.values.get("golds", []))}
+    return {**checkpoint(result), "gold models": len(result.values.get("golds", []))}
 
 
 def unlearned_checkpoint(result: "Result") -> Mapping[str, Any]:
     """The unlearned model."""
-    return checkpoint(result) | {"method": result.values.get("method", "none")}
+    return {**checkpoint(result), "method": result.values.get("method", "none")}
 
 
 def robustness_audit(site: "Site", result: "Result") -> Mapping[str, Any]:

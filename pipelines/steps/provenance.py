@@ -221,9 +221,9 @@ def receipts(
         owner: next(row for row, name in enumerate(frame["owner"]) if name == owner)
         for owner in owners
     }
-    for owner, files in zip(owners, issued, strict=True):
-        write_atomic(folder / f"{owner}.receipt.json", files.receipt, 0o600)
-        write_atomic(folder / f"{owner}.tlog-proof", files.tlog_proof.encode())
+    for owner, made in zip(owners, issued, strict=True):
+        write_atomic(folder / f"{owner}.receipt.json", made.receipt, 0o600)
+        write_atomic(folder / f"{owner}.tlog-proof", made.tlog_proof.encode())
         proof = to_chainpoint_v2(chain, first_of[owner])
         write_atomic(folder / f"{owner}.chainpoint.json", json.dumps(proof, indent=1).encode())
     body = {
@@ -238,7 +238,7 @@ def receipts(
         for owner in owners
         for kind in ("receipt.json", "tlog-proof", "chainpoint.json")
     ]
-    return digest_of([sha256(files.receipt).hexdigest() for files in issued]), {
+    return digest_of([sha256(made.receipt).hexdigest() for made in issued]), {
         "files": files, "version": version, "owners": owners, "receipts": len(owners), "ledger_size": ledger.size,
         "chainpoint": body | {"index_of": first_of}, "vkey": verifier_key(site),
     }  # fmt: skip

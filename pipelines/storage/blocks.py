@@ -140,7 +140,9 @@ def salvage_block(folder: Path, block: StoredBlock) -> pl.DataFrame | None:
 
     # Arrow reports damage as an error, where polars trusts the file and panics.
     try:
-        table = pq.read_table(pa.BufferReader((folder / block.file).read_bytes()), use_threads=False)
+        table = pq.read_table(
+            pa.BufferReader((folder / block.file).read_bytes()), use_threads=False
+        )
         table.validate(full=True)
         rows = pl.DataFrame(table)
     except (OSError, ValueError, pa.ArrowException, pl.exceptions.PolarsError):

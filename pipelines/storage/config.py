@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pipelines.storage.errors import ConfigError
+from provenance.canonical import MAX_INTEGER
 
 FORMAT: Final = 1
 SIZES: Final = ("tiny", "small", "default", "pilot", "report")
@@ -81,6 +82,8 @@ class PricingConfig:
             raise ConfigError("[pricing] amounts are not negative")
         if self.pool_microunits is not None and self.reserve_microunits > self.pool_microunits:
             raise ConfigError("[pricing] reserve_microunits is larger than pool_microunits")
+        if max(self.pool_microunits or 0, self.reserve_microunits) > MAX_INTEGER:
+            raise ConfigError(f"[pricing] amounts are at most 2^53 - 1 = {MAX_INTEGER}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +117,8 @@ class IntakeConfig:
     def __post_init__(self) -> None:
         """Positive limits and licences that fit into a leaf."""
         for name in ("max_record_chars", "max_file_bytes", "max_file_rows", "max_expansion"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"[intake] {name} is at least 1")
+            if not 1 <= getattr(self, name) <= MAX_INTEGER:
+                raise ConfigError(f"[intake] {name} is at least 1 and at most 2^53 - 1")
         if self.max_record_chars > 10_000_000:
             raise ConfigError(
                 "[intake] max_record_chars is at most 10_000_000: a record is held in memory"

@@ -108,17 +108,19 @@ def scan(inbox: Path, k_file: bytes) -> list[Delivery]:
         )
     found: list[Delivery] = []
     for entry in _visible(inbox):
-        if entry.is_dir(follow_symlinks=False):
-            found += [
-                examine_file(entry.name, Path(file.path), k_file)
-                for file in _visible(Path(entry.path))
-            ]
-        else:
+        if not entry.is_dir(follow_symlinks=False):
             found.append(
                 _unread(
                     "", Path(entry.path), FileProblem("misplaced", "deliveries lie in INBOX/OWNER/")
                 )
             )
+            continue
+        try:
+            files = _visible(Path(entry.path))
+        except OSError as error:
+            found.append(_unread("", Path(entry.path), FileProblem("unreadable", _harmless(error))))
+            continue
+        found += [examine_file(entry.name, Path(file.path), k_file) for file in files]
     if not found:
         raise IntakeError(
             f"the inbox {inbox.name!r} is empty: put files in {inbox.name}/OWNER/ ({', '.join(FORMATS)}, plain or "
@@ -142,7 +144,7 @@ def listing(inbox: Path) -> dict[str, list[int]]:
         for item in _visible(Path(entry.path)) if is_owner else [entry]:
             status = item.stat(follow_symlinks=False)
             label = f"{entry.name}/{item.name}" if is_owner else item.name
-            found[label] = [status.st_size, status.st_mtime_ns]
+            found[_shown(label)] = [status.st_size, status.st_mtime_ns]
     return found
 
 
@@ -159,7 +161,9 @@ def examine_file(owner: str, path: Path, k_file: bytes) -> Delivery:
     """
     try:
         form, compression, size = _examine(owner, path)
-        return Delivery(owner, path.name, path, form, compression, size, file_digest(path, k_file))
+        return Delivery(
+            owner, _shown(path.name), path, form, compression, size, file_digest(path, k_file)
+        )
     except OSError as error:
         return _unread(owner, path, FileProblem("unreadable", _harmless(error)))
     except FileProblem as problem:
@@ -339,7 +343,12 @@ def _examine(owner: str, path: Path) -> tuple[str, str, int]:
 
 
 def _unread(owner: str, path: Path, problem: FileProblem) -> Delivery:
-    return Delivery(owner, path.name, path, "", "", 0, b"", problem)
+    return Delivery(_shown(owner), _shown(path.name), path, "", "", 0, b"", problem)
+
+
+def _shown(name: str) -> str:
+    """A file name as text: names are bytes on a disk and need not be UTF-8."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _harmless(error: BaseException) -> str:

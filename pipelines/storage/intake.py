@@ -216,7 +216,7 @@ class _Reading:
                 self.refused.append((delivery.label, delivery.owner, *what))
                 num_refused += 1
                 # A file of another kind must not fill the memory with reasons.
-                if num_refused > max(_MANY_REFUSED, number // 2):
+                if num_refused > _MANY_REFUSED and 2 * num_refused > number + 1:
                     raise FileProblem(
                         "mostly_refused",
                         f"{num_refused} of {number + 1} rows, last {refusal.reason}",

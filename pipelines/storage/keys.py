@@ -19,6 +19,7 @@ knows, so that roots and numbers can be reproduced; whatever they sign says ``de
 never gets them: :func:`load_or_create` draws random ones unless it is told otherwise.
 """
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipelines.storage.errors import KeysError
-from provenance.canonical import jcs, keyed, parse_json, write_atomic
+from provenance.canonical import jcs, keyed, parse_json, sync_folder, write_atomic
 from provenance.hashing import sha256
 
 FORMAT: Final = 1
@@ -154,7 +155,15 @@ def load_or_create(path: Path, *, demo: bool) -> CorpusKeys:
         OSError: the disk refused.
     """
     if not os.path.lexists(path):
-        save(CorpusKeys.demo() if demo else CorpusKeys.random(), path)
+        fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            save(CorpusKeys.demo() if demo else CorpusKeys.random(), fresh)
+            # A link, not a rename: of two processes at once the second must not replace the keys.
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, path)
+        finally:
+            fresh.unlink(missing_ok=True)
+        sync_folder(path.parent)
     return load(path)
 
 

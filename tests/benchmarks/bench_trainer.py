@@ -44,19 +44,36 @@ def corpus(folder, vocab=2048, count=3000, seed=0):
     """Random documents of 20 to 400 tokens; returns the folder's digest."""
     rng = np.random.default_rng(seed)
     records = (
-        (i, (i + 1).to_bytes(32, "big"), "owner", [*rng.integers(0, vocab - 1, int(rng.integers(20, 400))), vocab - 1])
+        (
+            i,
+            (i + 1).to_bytes(32, "big"),
+            "owner",
+            [*rng.integers(0, vocab - 1, int(rng.integers(20, 400))), vocab - 1],
+        )
         for i in range(count)
     )
     return write_tokens(
-        folder, corpus_version="none", tokenizer_digest="none", vocab_size=vocab, end_of_text=vocab - 1, records=records
+        folder,
+        corpus_version="none",
+        tokenizer_digest="none",
+        vocab_size=vocab,
+        end_of_text=vocab - 1,
+        records=records,
     )
 
 
 def run_spec(home, digest, name, steps, model=None, batch=None, every=10**6):
     """A run over the benchmark's corpus."""
-    config = RunConfig(model=model or ModelSpec(), batch=batch or BatchSpec(), checkpoint_every=every)
+    config = RunConfig(
+        model=model or ModelSpec(), batch=batch or BatchSpec(), checkpoint_every=every
+    )
     run = RunSpec(
-        run=name, config=config, tokens=str(home / "tokens"), tokens_digest=digest, steps=steps, versions=no_versions()
+        run=name,
+        config=config,
+        tokens=str(home / "tokens"),
+        tokens_digest=digest,
+        steps=steps,
+        versions=no_versions(),
     )
     save_run(run, home / name)
     return run
@@ -89,7 +106,9 @@ def bare(plan, steps):
     init_parameters(model, 0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
     times = []
-    for tokens, labels, positions, documents in [plan.batch(step).tensors() for step in range(steps + WARM_UP + 1)]:
+    for tokens, labels, positions, documents in [
+        plan.batch(step).tensors() for step in range(steps + WARM_UP + 1)
+    ]:
         times.append(time.process_time())
         loss = cross_entropy_sum(model(tokens, positions, documents), labels) / (labels >= 0).sum()
         optimizer.zero_grad()
@@ -111,14 +130,20 @@ def hardware():
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":")[1].strip()
+            for line in info.read_text().splitlines()
+            if "model name" in line
+        ]
         model = names[0] if names else model
     return f"{model}, {torch.get_num_threads()} thread(s), no GPU"
 
 
 def git(*arguments):
     """Output of a git command, or "" outside a repository."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip()
 
 

@@ -54,11 +54,6 @@ def _wait_for(condition, seconds=120):
         time.sleep(0.02)
 
 
-def _same(directory, other):
-    assert verify(newest(directory)).root == verify(newest(other)).root
-    assert (directory / "windows.jsonl").read_bytes() == (other / "windows.jsonl").read_bytes()
-
-
 def test_kill_9_and_start_again_is_bitwise_the_same(tmp_path, start):
     """A process that is killed in the middle, then asked to stop, then started again ends with the same root."""
     run = make_run(tmp_path, steps=160, every=20)
@@ -86,7 +81,7 @@ def test_kill_9_and_start_again_is_bitwise_the_same(tmp_path, start):
 
 
 def test_kill_9_of_torchrun_leaves_no_worker_and_resumes_bitwise(tmp_path, start):
-    """Killing the torchrun agent kills its workers too; started again, two processes end with the uninterrupted root."""
+    """Killing the torchrun agent kills its workers too; killed, asked to stop and started again, it ends the same."""
     run = make_run(tmp_path, steps=200, every=20, layout=Layout(strategy="ddp", world_size=2))
     whole, again = tmp_path / "whole", tmp_path / "again"
     for directory in (whole, again):
@@ -112,10 +107,18 @@ def test_kill_9_of_torchrun_leaves_no_worker_and_resumes_bitwise(tmp_path, start
     _wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 20)
     done = verify(newest(again)).step
     assert 0 < done < 200
+    (again / "progress.jsonl").unlink()  # it is for people: a run goes on without it
+    agent = start(*command, str(again / "run.json"))
+    _wait_for(lambda: _steps(again) > 10)
+    agent.terminate()
+    agent.communicate(timeout=60)
+    # torchrun exits with a code of its own: the file says that both processes left after the same step.
+    assert json.loads((again / "exit.json").read_bytes())["code"] == EXIT_RESUME
+    assert done < verify(newest(again)).step < 200
     agent = start(*command, str(again / "run.json"))
     _, errors = agent.communicate(timeout=180)
     assert agent.returncode == EXIT_DONE, errors
-    _same(again, whole)
+    assert verify(newest(again)).root == verify(newest(whole)).root
 
 
 def test_refused_input_is_one_line_and_exit_3(tmp_path):

@@ -55,7 +55,7 @@ configs = st.builds(
     ),
     pricing=st.builds(
         PricingConfig,
-        pool_microunits=st.none() | st.integers(10**6, 2**53),
+        pool_microunits=st.none() | st.integers(10**6, 2**53 - 1),
         reserve_microunits=st.integers(0, 10**6),
     ),
     intake=st.builds(
@@ -99,6 +99,8 @@ def test_a_configuration_can_be_committed(config):
         ("[pricing]\npool_microunits = true", "expected an integer"),
         ("[pricing]\npool_microunits = 1\nreserve_microunits = 2", "larger than pool"),
         ("[pricing]\npool_microunits = -1", "not negative"),
+        ("[pricing]\npool_microunits = 9007199254740992", "at most 2^53 - 1"),
+        ("[intake]\nmax_file_bytes = 9007199254740992", "at most 2^53 - 1"),
         ("[pricing]\ncurrency = 'euro'", "three capital letters"),
         ("[intake]\nlicences = 'MIT'", "expected a list of strings"),
         ("[intake]\nmax_record_chars = 0", "at least 1"),

@@ -112,6 +112,25 @@ def test_demo_keys_are_fixed_and_random_keys_are_not(tmp_path):
     assert mine != CorpusKeys.random()
 
 
+def test_of_two_processes_that_make_keys_both_get_the_same(tmp_path):
+    """Keys that were replaced by others a moment later would orphan everything made with them."""
+    made = []
+    ready = threading.Barrier(8)
+
+    def work() -> None:
+        ready.wait()
+        made.append(key_file.load_or_create(tmp_path / "keys", demo=False))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 8
+    assert all(found == made[0] for found in made)
+    assert [path.name for path in tmp_path.iterdir()] == ["keys"]
+
+
 def test_keys_are_secret_on_disk_and_in_messages(tmp_path):
     """Mode 0600, enforced on reading; repr shows no key."""
     path = tmp_path / "keys"

@@ -6,6 +6,7 @@ import hmac
 import io
 import json
 import os
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -239,6 +240,39 @@ def test_file_failures_are_one_row_and_leave_nothing_else(deliver, take_in, home
     }
     assert result.counts == Counts(28, 1, 0, 27, 0)
     assert len(result.files) == 28
+
+
+def test_names_that_are_not_text_are_read_and_reported(home, take_in):
+    """File names are bytes: one that is not UTF-8 is shown with a mark, and its rows are taken."""
+    folder = os.fsencode(home.inbox / "ada")
+    for name in (b"\xff.jsonl", b"\xfe.exe"):
+        Path(os.fsdecode(folder)).mkdir(exist_ok=True)
+        Path(os.fsdecode(folder + b"/" + name)).write_bytes(b'{"text":"a"}')
+    Path(os.fsdecode(os.fsencode(home.inbox) + b"/o\xff")).mkdir()
+    Path(os.fsdecode(os.fsencode(home.inbox) + b"/o\xff/a.txt")).write_bytes(b"x")
+    result = take_in()
+    assert result.records["source"].to_list() == ["\ufffd.jsonl"]
+    assert reasons(result) == [
+        ("ada/\ufffd.exe", -1, "unknown_format"),
+        ("o\ufffd/a.txt", -1, "bad_owner"),
+    ]
+
+
+def test_an_unreadable_folder_is_reported(deliver, take_in, monkeypatch):
+    """A folder that cannot be listed costs its owner only."""
+    deliver("ada/a.txt", "a")
+    deliver("bob/b.txt", "b")
+    real = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("ada"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    result = take_in()
+    assert reasons(result) == [("ada", -1, "unreadable")]
+    assert result.records["owner"].to_list() == ["bob"]
 
 
 def test_an_unreadable_file_is_reported(deliver, take_in, monkeypatch):
@@ -610,7 +644,9 @@ inboxes = st.dictionaries(
 
 
 @given(inboxes)
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_counts_add_up_for_any_inbox(tmp_path_factory, inbox):
     """The sum law; accepted contents are unique per owner, and disjoint from what is held out."""
     from pipelines.storage.intake import read_deliveries

@@ -29,6 +29,7 @@ from provenance.merkle import root_of
 from provenance.sparse import SparseTree
 
 KEYS = CorpusKeys.demo()
+GOLDEN = "dbba19fa977515fe7e8de8bfd2eaf6058030037eba58ddc1fe4e61de56d11c32"
 
 
 def record(owner, text, source="s", position=0, licence="CC0-1.0"):

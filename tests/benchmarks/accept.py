@@ -1,0 +1,110 @@
+"""`make accept STUDY=name`: slow studies whose figures stand in README, written to `accept.jsonl`. Resumable.
+
+Studies: `graph` runs the default size twice in a home of its own (`DATAWORTH_HOME`, default `.dataworth-accept`), and reads
+times, memory and leak rates off it. A killed study goes on where it stopped, because the graph does; its time then counts
+from the restart and the line says so.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.benchmarks.figures import ROOT, record
+
+PACKAGES = ("torch", "numpy", "polars", "dagster")
+
+
+def graph():
+    """Default size from an empty home, then once more."""
+    home = Path(os.environ.get("DATAWORTH_HOME") or ROOT / ".dataworth-accept").resolve()
+    fresh = not (home / "results").exists()
+    note = "from an empty home" if fresh else "resumed: times are not from an empty home"
+    seconds = [run(home), run(home)]
+    peak = max(
+        resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        result(home, "checkpoint")["peak_rss_bytes"],
+    )
+    common = {
+        "packages": PACKAGES,
+        "kind": "requirement",
+        "seeds": [0],
+        "command": "make accept STUDY=graph",
+        "note": note,
+    }
+    single(
+        "pipelines.graph.default_seconds",
+        seconds[0],
+        "s",
+        "<= 900",
+        holds=seconds[0] <= 900 if fresh else None,
+        **common,
+    )
+    single(
+        "pipelines.graph.default_peak_bytes",
+        peak,
+        "byte",
+        "<= 3 GiB",
+        holds=peak <= 3 * 2**30,
+        **common,
+    )
+    single(
+        "pipelines.graph.again_seconds", seconds[1], "s", "<= 60", holds=seconds[1] <= 60, **common
+    )
+    audit = json.loads((home / result(home, "robustness_audit")["files"][0]).read_text())
+    rates = {row["name"]: row for row in audit["endpoints"] if not row["subgroup"]}
+    people = rates["direct"]["people"]
+    from scipy.stats import binomtest
+
+    original = float(rates["direct"]["original"])
+    gold = max(
+        float(value)
+        for name in ("direct", "in_context", "fine_tune")
+        for value in rates[name]["gold"]
+    )
+    for name, share, bar, holds in (
+        ("original_leaks", original, ">= 0.5", original >= 0.5),
+        ("gold_leaks", gold, "<= 0.04", gold <= 0.04),
+    ):
+        interval = binomtest(round(share * people), people).proportion_ci(0.95)
+        record(
+            "accept.jsonl", f"pipelines.graph.{name}", estimate=share, low=float(interval.low), high=float(interval.high), level=0.95,
+            unit="share", n=people, spread="Clopper-Pearson", bar=bar, holds=holds, what=f"verdict {audit['verdict']}", **common,
+        )  # fmt: skip
+
+
+def single(name, value, unit, bar, *, holds, **common):
+    """A figure of one run: no spread, and it says so."""
+    record(
+        "accept.jsonl", name, estimate=value, low=None, high=None, level=None, unit=unit, n=1, spread="one run", bar=bar, holds=holds,
+        what=name, **common,
+    )  # fmt: skip
+
+
+def run(home):
+    """Seconds of `dataworth run` at the default size."""
+    start = time.monotonic()
+    program = Path(sys.executable).with_name("dataworth")
+    subprocess.run(
+        [program, "run", "--size", "default"],
+        env={**os.environ, "DATAWORTH_HOME": str(home)},
+        check=True,
+    )
+    return time.monotonic() - start
+
+
+def result(home, asset):
+    """Values of an asset's newest result."""
+    return json.loads((home / "results" / asset / "latest.json").read_text())["values"]
+
+
+STUDIES = {"graph": graph}
+
+if __name__ == "__main__":
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in STUDIES:
+        sys.exit(f"make accept STUDY=name: expected one of {', '.join(STUDIES)}, got {name!r}")
+    STUDIES[name]()
