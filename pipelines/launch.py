@@ -111,7 +111,7 @@ def supervise(directory: Path, nproc: int, report: "Reporter") -> int:
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - the child has one thread here
             )  # fmt: skip
-            with forward_signals(child):
+            with forward_signals(child) as told_to_stop:
                 last = 0.0
                 while child.poll() is None:
                     time.sleep(0.1)
@@ -120,7 +120,8 @@ def supervise(directory: Path, nproc: int, report: "Reporter") -> int:
                         report(progress_text(lines[-1]))
                         last = time.monotonic()
         code = own_code(directory, child.returncode)
-        if code != EXIT_RESUME or attempt == MAX_RESUMES:
+        # A trainer that was stopped asks to be resumed too, but whoever stopped it wants it to stay stopped.
+        if code != EXIT_RESUME or attempt == MAX_RESUMES or told_to_stop.is_set():
             return code
         report("the trainer asked to be resumed")
     return EXIT_RESUME
@@ -143,17 +144,19 @@ class Reporter:
 
 
 @contextmanager
-def forward_signals(child: subprocess.Popen) -> Iterator[None]:
-    """Pass SIGINT and SIGTERM on to the trainer, which then checkpoints and leaves."""
+def forward_signals(child: subprocess.Popen) -> Iterator[threading.Event]:
+    """Pass SIGINT and SIGTERM on to the trainer, which then checkpoints and leaves; says whether one came."""
+    told_to_stop = threading.Event()
 
     def forward(number: int, _frame: object) -> None:
+        told_to_stop.set()
         child.send_signal(number)
 
     previous = {
         number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        yield
+        yield told_to_stop
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -116,12 +116,15 @@ def advance(home: "Home", request: Request, state: str) -> None:
         save(home, dataclasses.replace(current, state=state))
 
 
-def matching(frame: "pl.DataFrame", requests: Sequence[Request]) -> "pl.DataFrame":
+def matching(
+    frame: "pl.DataFrame", requests: Sequence[Request], *, required: bool = True
+) -> "pl.DataFrame":
     """The records that any of the requests names, in the frame's order.
 
     Args:
         frame: Live records with `record_id`, `owner`, `source`.
         requests: Requests of one corpus version.
+        required: Whether a request that names nothing is an error; False where its records may be gone already.
 
     Raises:
         RequestError: A request names nothing in this version.
@@ -135,7 +138,7 @@ def matching(frame: "pl.DataFrame", requests: Sequence[Request]) -> "pl.DataFram
             mask &= frame["source"].is_in(list(request.sources))
         if request.record_ids:
             mask &= frame["record_id"].is_in([bytes.fromhex(text) for text in request.record_ids])
-        if not mask.any():
+        if required and not mask.any():
             raise RequestError(
                 f"request {request.id} names no record of this corpus version; check the owner, or remove requests/{request.id}.json"
             )

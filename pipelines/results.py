@@ -4,12 +4,16 @@ Dagster's command runs every selected asset again; it has no memory of its own. 
 stored under the digest of everything it depends on (code version of the asset, data versions upstream, the part of the
 configuration it reads), in `results/ASSET/KEY.json`, written last. A later run with the same key returns it; a crash before
 that last write leaves no result and the next run does the work again, resuming where the package below can resume.
+
+Only an asset's newest result is returned. HEAD and `tables/` are what the newest one left, and the corpus only grows: when a
+change is taken back, an older result would speak of files that are no longer there. Making it again is cheap, since the
+expensive part, a training run, has a folder of its own named by its content.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +90,8 @@ def reuse_or_make(
 ) -> Result:
     """The stored result of this key, or the one that `make` returns now.
 
-    A stored result counts only while every path it names under `files` still exists.
+    A stored result counts only while it is the asset's newest, every path it names under `files` still exists, and its
+    tables hold what they held: a killed run may have left a table of its own.
 
     Args:
         folder: The home's `results` folder.
@@ -95,11 +100,24 @@ def reuse_or_make(
         key: From `input_key`.
         make: Does the work; returns data version and values.
     """
-    found = _read(_path(folder, asset, key), reused=True)
-    if found is not None and all((home / file).exists() for file in found.values.get("files", [])):
-        store(folder, found)  # `latest` must name this one again after a change was taken back
+    found = latest(folder, asset)
+    if found is not None and found.key == key and _unchanged(home, found):
         return found
     data_version, values = make()
-    result = Result(asset, key, data_version, values)
+    files = [file for file in values.get("files", []) if file.startswith("tables/")]
+    tables = {file: _digest(home / file) for file in files}
+    result = Result(asset, key, data_version, {**values, "tables": tables} if tables else values)
     store(folder, result)
     return result
+
+
+def _unchanged(home: Path, result: Result) -> bool:
+    """Whether everything that a result names is still there, and its tables with the same content."""
+    return all((home / file).exists() for file in result.values.get("files", [])) and all(
+        _digest(home / file) == digest for file, digest in result.values.get("tables", {}).items()
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()

@@ -72,17 +72,16 @@ _HOME = {
 }  # fmt: skip
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [
-    "EXIT_DONE",
-    "EXIT_NUMERICAL",
-    "EXIT_REFUSED",
-    "EXIT_RESUME",
-    "VERSION_ITEMS",
+__all__ = [  # noqa: RUF022 - plain order, as `sorted` has it
     "Batch",
     "BatchPlan",
     "BatchSpec",
     "CheckpointError",
     "DataError",
+    "EXIT_DONE",
+    "EXIT_NUMERICAL",
+    "EXIT_REFUSED",
+    "EXIT_RESUME",
     "Excluded",
     "LanguageModelling",
     "Layout",
@@ -100,6 +99,7 @@ __all__ = [
     "TokenStore",
     "TrainerError",
     "Transformer",
+    "VERSION_ITEMS",
     "apply_layout",
     "build_optimizer",
     "checkpoint_root",

@@ -13,6 +13,7 @@ model that is *surprised* by the forgotten people more than a model that never m
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,6 +80,8 @@ class Endpoint:
     """Exact upper bound of the unlearned rate itself (leak rates only): what "0 of n" still allows."""
     people_needed: int | None
     """How many people would decide, if this is INCONCLUSIVE and a number exists."""
+    has_power: bool
+    """Whether this attack tells the original from every gold model; if not, its PASS is worth nothing."""
     status: Status
     """PASS, FAIL or INCONCLUSIVE; INVALID when there is no gold."""
 
@@ -120,18 +123,17 @@ def leak_rate(
     count = leaks[unlearned][0]
     bounds = [newcombe_bounds(count, people, *leaks[m], alpha) for m in gold]
     rates = tuple(leaks[m][0] / leaks[m][1] for m in gold)
+    power = [newcombe_bounds(*leaks[original], *leaks[m], alpha).low > margin for m in gold]
 
     def needed(worst: Bounds) -> int | None:
         return people_to_decide(count / people, count / people - worst.estimate, margin, alpha)
 
-    return _judged(
-        (name, subgroup),
-        people,
-        (leaks[original][0] / leaks[original][1], count / people, rates),
-        bounds,
-        margin,
-        needed,
+    shown = (leaks[original][0] / leaks[original][1], count / people, rates)
+    judged = _judged((name, subgroup), people, shown, bounds, margin, needed)
+    return dataclasses.replace(
+        judged,
         zero_upper=exact_upper(count, people, alpha),
+        has_power=bool(power) and all(power),
     )
 
 
@@ -290,7 +292,6 @@ def _judged(
     needed: Callable[[Bounds], int | None],
     *,
     two_sided: bool = False,
-    zero_upper: float = UNTESTED,
 ) -> Endpoint:
     """Compare the envelope of the bounds over gold models with the margin."""
     people_needed = None
@@ -320,7 +321,8 @@ def _judged(
         low=low,
         high=high,
         margin=margin,
-        zero_upper=zero_upper,
+        zero_upper=UNTESTED,
         people_needed=people_needed,
+        has_power=True,
         status=status,
     )

@@ -13,8 +13,6 @@ A model whose numbers are no longer finite leaks nothing and has the largest los
 Shape suffixes: `B` rows, `T` positions, `D` width, `S` scored positions, `N` sequences, `V` vocabulary.
 """
 
-
-
 from __future__ import annotations
 
 from dataclasses import dataclass

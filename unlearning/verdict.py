@@ -331,6 +331,8 @@ def _sentence(endpoint: Endpoint) -> str:
     if endpoint.name in TIERS:
         count = round(endpoint.unlearned * endpoint.people)
         text += f"; {count} of {endpoint.people} people, true rate below {endpoint.zero_upper:.3f}"
+        if not endpoint.has_power:
+            text += f"; no power: the original shows {endpoint.original:.3f} here, so this tier proves nothing"
     if endpoint.status is Status.INCONCLUSIVE:
         needed = endpoint.people_needed
         text += (

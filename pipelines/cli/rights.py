@@ -69,6 +69,8 @@ def _request(
     found = matching(frame, [request])
     others = _same_text_elsewhere(frame, found)
     save(site.home, request)
+    if kind == "withdraw":
+        _suppress(site, owner, found)
     console.print(
         f"request {request.id}: {len(found)} records of {found['owner'].n_unique()} owners, until {request.deadline}; next: dataworth run"
     )
@@ -80,6 +82,17 @@ def _request(
     if kind == "erase" and paths:
         console.print(
             f"these files of the inbox still hold the text, remove them yourself: {', '.join(paths)}"
+        )
+
+
+def _suppress(site: "Site", owner: str, found: "pl.DataFrame") -> None:
+    """From now on intake refuses these contents from this owner."""
+    from pipelines.steps.ledger import corpus_keys
+    from pipelines.storage.suppression import SuppressionList
+
+    with site.home.lock("corpus"):
+        SuppressionList(site.home.suppression_path, corpus_keys(site)).add_withdrawn(
+            owner, found["fingerprint"].to_list()
         )
 
 

@@ -23,6 +23,14 @@ from rich.table import Table
 from pipelines.settings import Settings, read_settings
 
 STEP = re.compile(r" - (?P<asset>\w+) - STEP_(?P<what>START|SUCCESS|FAILURE|SKIPPED) - ")
+CAUSE = re.compile(
+    r"^(?:\w+\.)*(?P<name>\w*(?:Error|Failure|Exception)): (?P<message>.+?)\n\s*(?:\n|Stack Trace:)",
+    re.MULTILINE | re.DOTALL,
+)
+FAILED_CHECK = re.compile(
+    r"Asset check '(?P<check>\w+)' on '(?P<asset>\w+)' did not pass\. Description: (['\"])(?P<why>.*)\3$",
+    re.MULTILINE,
+)
 REUSED = re.compile(r" - (?P<asset>\w+): nothing changed, reused ")
 
 console = Console()
@@ -139,20 +147,23 @@ def _follow(process: subprocess.Popen, log: Path) -> int:
 def _failure(log: Path) -> str:
     """The cause of a failed run, out of Dagster's log, in one paragraph."""
     text = log.read_text(errors="replace")
-    causes = re.findall(
-        r"^(?:\w+\.)*(\w*(?:Error|Failure|Exception)): (.+)$", text, flags=re.MULTILINE
-    )
-    own = [
-        message
-        for name, message in causes
-        if not name.startswith("Dagster") and "ExecutionStep" not in name
+    causes = [
+        _without_traceback(match["message"])
+        for match in CAUSE.finditer(text)
+        if not match["name"].startswith("Dagster")
     ]
-    checks = re.findall(
-        r"^.*(?:blocking|Asset check).*failed.*$", text, flags=re.MULTILINE | re.IGNORECASE
-    )
-    if own:
-        return f"the run stopped: {own[0].strip()}"
-    return f"the run stopped: {checks[-1].strip() if checks else 'see the log'}."
+    failed = [
+        f"check {match['check']} of {match['asset']} did not pass: {match['why']}"
+        for match in FAILED_CHECK.finditer(text)
+    ]
+    found = causes[:1] or list(dict.fromkeys(failed)) or ["see the log"]
+    return f"the run stopped: {'; '.join(found).rstrip('.')}."
+
+
+def _without_traceback(message: str) -> str:
+    """A message as it is, or the last line of a trainer's traceback."""
+    message = message.strip()
+    return message.splitlines()[-1] if "Traceback (most recent call last)" in message else message
 
 
 def ui(

@@ -1,7 +1,5 @@
 """When it runs: resources, executor, the nightly job, the inbox sensor; both are running by default."""
 
-import json
-
 import dagster as dg
 
 from pipelines.resources import resources
@@ -27,19 +25,16 @@ nightly = dg.ScheduleDefinition(
 )
 def inbox(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
     """Starts a run when the content of the inbox is not what the last run saw."""
-    from pipelines.storage.deliveries import listing
+    from pipelines.arrivals import changed_content, listing
 
     site = context.resources.home.site()
     seen = listing(site.inbox)
-    cursor = json.dumps(seen, sort_keys=True)
-    if not seen:
-        return dg.SkipReason("the inbox is empty")
-    if cursor == context.cursor:
+    if seen == context.cursor:
         return dg.SkipReason("nothing new in the inbox")
-    from hashlib import sha256
-
-    key = sha256(cursor.encode()).hexdigest()
-    return dg.SensorResult(run_requests=[dg.RunRequest(run_key=key)], cursor=cursor)
+    digest = changed_content(site)
+    if digest is None:
+        return dg.SensorResult(skip_reason="the last run saw this content", cursor=seen)
+    return dg.SensorResult(run_requests=[dg.RunRequest(run_key=digest)], cursor=seen)
 
 
 @dg.definitions

@@ -2,7 +2,7 @@
 
 import json
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines.steps.ledger import corpus_keys, open_ledger, verifier_key
 from pipelines.steps.tables import records
@@ -116,22 +116,36 @@ def efficiency(owner_values: "Result") -> list[str]:
 
 
 def prices(site: "Site", prices: "Result") -> list[str]:
-    """Sum to the pool, and the table that the ledger names."""
+    """Sum to the pool, and tables that the ledger names."""
     if prices["skipped"]:
         return []
     import polars as pl
 
-    path = site.home.table("prices")
+    log = open_ledger(site)
+    body = log.entry(prices["entry"])["body"]
     problems = []
-    total = int(pl.read_parquet(path)["price_microunits"].sum())
-    if total != prices["pool"]:
-        problems.append(f"prices add up to {total}, the pool is {prices['pool']}")
-    entry = open_ledger(site).entry(prices["entry"])["body"]
-    if entry["table"] != sha256(path.read_bytes()).hexdigest():
+    if not _named(site, log.entries(), "prices", body["table"]):
         problems.append("prices.parquet is not the table that the ledger names")
-    if entry["values"] != sha256(site.home.table("values").read_bytes()).hexdigest():
+    if not _named(site, log.entries(), "values", body["values"]):
         problems.append("values.parquet is not the table that the prices were made from")
-    return problems
+    if problems:
+        return problems  # a damaged table may not even be readable
+    total = int(pl.read_parquet(site.home.table("prices"))["price_microunits"].sum())
+    return (
+        []
+        if total == prices["pool"]
+        else [f"prices add up to {total}, the pool is {prices['pool']}"]
+    )
+
+
+def _named(site: "Site", entries: "list[dict[str, Any]]", kind: str, digest: str) -> bool:
+    """Whether a table on disk is the one of this digest, or one that the ledger named later.
+
+    A run that was stopped between two tables leaves the later one newer than what was made from the one before.
+    """
+    found = sha256(site.home.table(kind).read_bytes()).hexdigest()
+    named = [entry["body"]["table"] for entry in entries if entry["kind"] == kind]
+    return found in named[named.index(digest) :] if digest in named else False
 
 
 def ledger(site: "Site", commitment: "Result") -> list[str]:

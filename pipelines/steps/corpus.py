@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from pipelines.requests import load, matching
+from pipelines.requests import Request, load, matching, pending
 from pipelines.results import latest
 from pipelines.runs import digest_of
 from pipelines.steps.ledger import corpus_keys
@@ -53,7 +53,12 @@ def observe(site: "Site") -> Seen:
                 seed_demo(site.home, site.size.name)
                 write_atomic(marker, amount.encode())
     files = scan(site.inbox, corpus_keys(site).k_file)
-    return Seen(files, {"inbox": digest_of([[file.label, file.digest.hex()] for file in files])})
+    return Seen(files, {"inbox": content_digest(files)})
+
+
+def content_digest(files: "list[Delivery]") -> str:
+    """Name of an inbox by its content: digest over every file's label and keyed digest."""
+    return digest_of([[file.label, file.digest.hex()] for file in files])
 
 
 def deliveries(seen: Seen) -> Made:
@@ -105,7 +110,9 @@ def corpus(site: "Site") -> Made:
     held = found.held_out if held is None else held
     versions = Versions(site.home, keys)
     before = latest(site.home.results, "corpus")
-    version = versions.stage(found.records, before["version"] if before else None)
+    version = _without_withdrawn(
+        site, versions, versions.stage(found.records, before["version"] if before else None)
+    )
     versions.verify(version)
     head = _without_suspended(site, versions, version)
     with site.home.lock("head"):
@@ -129,17 +136,28 @@ def corpus(site: "Site") -> Made:
     }  # fmt: skip
 
 
+def _without_withdrawn(site: "Site", versions: Any, version: str) -> str:
+    """The version without what its owners withdrew; nothing that is made from now on sees it."""
+    return _tombstoned(
+        versions, version, [request for request in load(site.home) if request.kind == "withdraw"]
+    )
+
+
 def _without_suspended(site: "Site", versions: Any, version: str) -> str:
-    """The version for HEAD: without the records of requests that were suspended before."""
-    waiting = [
-        request
-        for request in load(site.home)
-        if request.kind == "withdraw" or request.state not in ("received", "refused")
-    ]
-    if not waiting:
+    """The version for HEAD: without the records of erasure requests that were suspended before."""
+    return _tombstoned(
+        versions,
+        version,
+        [request for request in pending(site.home) if request.state != "received"],
+    )
+
+
+def _tombstoned(versions: Any, version: str, requests: "list[Request]") -> str:
+    """The version without the records that the requests name and that are still live in it."""
+    if not requests:
         return version
     frame = versions.read(version, ["index", "record_id", "owner", "source"])
-    gone = matching(frame, waiting)["record_id"].to_list()
+    gone = matching(frame, requests, required=False)["record_id"].to_list()
     return versions.tombstone(version, gone) if gone else version
 
 

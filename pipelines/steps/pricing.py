@@ -1,11 +1,13 @@
 """Steps that turn values into the published tables: integer nano-nats, then integer micro-units."""
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import digest_of
 from pipelines.steps.ledger import enter
-from pipelines.steps.tables import records, token_store, write_table
+from pipelines.steps.tables import parquet, records, token_store
+from provenance import write_atomic
 
 if TYPE_CHECKING:
     from pipelines.resources import Site
@@ -49,7 +51,9 @@ def value_table(
     frame = values_frame(
         rows, plan_digest=plan["digest"], corpus_version=corpus["version"], checkpoint_root="none"
     )
-    digest = write_table(site.home.table("values"), frame)
+    data = parquet(frame)
+    digest = sha256(data).hexdigest()
+    # First the ledger, then the file: a run that is killed in between leaves no table that the ledger doesn't name.
     entry = enter(
         site,
         "values",
@@ -60,6 +64,7 @@ def value_table(
             "corpus_version": corpus["version"],
         },
     )
+    write_atomic(site.home.table("values"), data)
     return digest, {
         "files": ["tables/values.parquet"], "rows": len(frame), "entry": entry, "digest": digest, "plan": plan["digest"],
         "corpus_version": corpus["version"], "group_sum_nano": sum(row.value_nano for row in group_rows),
@@ -132,13 +137,15 @@ def prices(site: "Site", values: "Result") -> Made:
     )
     found = price(OwnerValues(rows, values["unattributed_nano"]), rule)
     frame = prices_frame(found, plan_digest=values["plan"])
-    digest = write_table(site.home.table("prices"), frame)
+    data = parquet(frame)
+    digest = sha256(data).hexdigest()
     tree = payout_tree(frame, corpus_keys(site).k_owner)
     root, total = tree.root
     body = prices_body(values["corpus_version"], tree) | {
         "values": values["digest"], "rule": rule_digest(rule), "table": digest, "currency": pricing.currency,
     }  # fmt: skip
     entry = enter(site, "prices", body)
+    write_atomic(site.home.table("prices"), data)
     return digest, {
         "files": ["tables/prices.parquet"], "rows": len(found.rows), "currency": pricing.currency, "pool": pricing.pool_microunits,
         "sum": total, "reserve": found.reserve_microunits, "reserve_reasons": list(found.reserve_reasons), "entry": entry,

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from trainer import TokenStore
 
 
+def parquet(frame: "pl.DataFrame") -> bytes:
+    """A frame as the bytes of a Parquet file, so that its digest can be entered before the file exists."""
+    import io
+
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer)
+    return buffer.getvalue()
+
+
 def write_table(path: Path, frame: "pl.DataFrame") -> str:
     """Write a Parquet file atomically.
 
@@ -23,12 +32,9 @@ def write_table(path: Path, frame: "pl.DataFrame") -> str:
     Returns:
         SHA-256 of the file, lower-case hex; of no text, so it need not be keyed.
     """
-    import io
     from hashlib import sha256
 
-    buffer = io.BytesIO()
-    frame.write_parquet(buffer)
-    data = buffer.getvalue()
+    data = parquet(frame)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, data)
     return sha256(data).hexdigest()

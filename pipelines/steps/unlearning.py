@@ -61,10 +61,10 @@ def erasure_request(site: "Site", corpus: "Result") -> Made:
     for request in requests:
         _enter_state(site, request, "received")
     _seal(folder, chosen)
-    with site.home.lock("corpus"):
-        versions = Versions(site.home, corpus_keys(site))
-        head = versions.tombstone(corpus["version"], chosen["record_id"].to_list())
-        versions.move_head(head)
+    versions = Versions(site.home, corpus_keys(site))
+    head = versions.tombstone(corpus["version"], chosen["record_id"].to_list())
+    with site.home.lock("head"):
+        versions.move_head(head, expected=versions.head())
     for request in requests:
         advance(site.home, request, "suspended")
         _enter_state(site, request, "suspended")

@@ -219,7 +219,7 @@ def owner_values(
         excluded=copies if not first_N.all() else None,
         extra={
             "groups": relative(groups_file, anywhere), "target": relative(site.home.path / target["value_folder"], anywhere),
-            "target_digest": target["value_digest"], "jobs": cores(),
+            "target_digest": target["value_digest"], "jobs": cores() if site.size.world > 1 else 1,
         },
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "value_digest")

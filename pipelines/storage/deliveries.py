@@ -129,25 +129,6 @@ def scan(inbox: Path, k_file: bytes) -> list[Delivery]:
     return found
 
 
-def listing(inbox: Path) -> dict[str, list[int]]:
-    """What lies in the inbox, without opening a file: cheap enough to look every minute.
-
-    Args:
-        inbox: a folder with one folder per owner; it need not exist.
-
-    Returns:
-        OWNER/NAME: [bytes, time of the last change in nanoseconds]; empty if there is nothing.
-    """
-    found: dict[str, list[int]] = {}
-    for entry in _visible(inbox) if inbox.is_dir() else ():
-        is_owner = entry.is_dir(follow_symlinks=False)
-        for item in _visible(Path(entry.path)) if is_owner else [entry]:
-            status = item.stat(follow_symlinks=False)
-            label = f"{entry.name}/{item.name}" if is_owner else item.name
-            found[_shown(label)] = [status.st_size, status.st_mtime_ns]
-    return found
-
-
 def examine_file(owner: str, path: Path, k_file: bytes) -> Delivery:
     """One file as a delivery of an owner, with its digest or its problem.
 

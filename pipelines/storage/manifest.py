@@ -149,7 +149,18 @@ def parse_manifest(data: bytes, version: str) -> Manifest:
         raise VersionError(f"{what}: expected the SHA-256 in its name, got {sha256(data).hex()}")
     fields = _document(data, what, set(Manifest.__slots__))
     blocks = tuple(_build(Block, entry, what) for entry in _list(fields.pop("blocks"), what))
-    return _build(Manifest, {**fields, "blocks": blocks}, what)
+    manifest: Manifest = _build(Manifest, {**fields, "blocks": blocks}, what)
+    digests = [manifest.record_root, manifest.sparse_root, *(block.row_root for block in blocks)]
+    numbers = [manifest.size, manifest.live, manifest.canonicalisation]
+    numbers += [number for block in blocks for number in (block.first, block.count)]
+    owners = manifest.owners if isinstance(manifest.owners, dict) else {"": None}
+    if (
+        not all(_is_digest(digest) for digest in digests)
+        or not all(type(number) is int and number >= 0 for number in (*numbers, *owners.values()))
+        or not (manifest.parent == NO_PARENT or _is_digest(manifest.parent))
+    ):
+        raise VersionError(f"{what}: a field holds the wrong kind of value")
+    return manifest
 
 
 def parse_storage(data: bytes, version: str) -> StorageMap:
@@ -177,7 +188,10 @@ def parse_storage(data: bytes, version: str) -> StorageMap:
         if file != block.file or not _is_digest(block.digest):
             raise VersionError(f"{what}: a file is not named by its digest")
         blocks.append(block)
-    return StorageMap(version, tuple(blocks), tuple(_list(fields["erased"], what)))
+    erased = _list(fields["erased"], what)
+    if not all(type(number) is int for number in (*erased, *(block.rows for block in blocks))):
+        raise VersionError(f"{what}: a field holds the wrong kind of value")
+    return StorageMap(version, tuple(blocks), tuple(erased))
 
 
 def _document(data: bytes, what: str, names: set[str]) -> dict[str, Any]:

@@ -15,9 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_public_names_are_sorted_real_and_documented():
     """__all__ is sorted, without doubles; each name loads from its module, and functions and classes have docstrings."""
-    assert list(trainer.__all__) == sorted(
-        set(trainer.__all__), key=lambda n: (not n.isupper(), n[0].islower(), n)
-    )
+    assert list(trainer.__all__) == sorted(set(trainer.__all__))
     for name in trainer.__all__:
         value = getattr(trainer, name)
         if inspect.isclass(value) or inspect.isfunction(value):

@@ -89,6 +89,13 @@ def test_every_text_of_two_tokens_can_be_asked_about(text, longest):
     assert text_of(probe.prompt_tokens + probe.secret_tokens) in text
 
 
+def test_a_long_prompt_loses_its_beginning():
+    """Of a long text the end of the prompt is kept, and the whole secret."""
+    (probe,) = trained_probes([record("a" * 300 + " call 483920.")], Characters(), 32)
+    assert text_of(probe.prompt_tokens) == "a" * 20 + " call "
+    assert text_of(probe.secret_tokens) == "483920"
+
+
 def test_a_person_of_whom_nothing_can_be_asked_is_refused():
     """A one-token record is left out, a person with nothing else is an error, not a silent gap in the audit."""
     kept = trained_probes([record("x", number=0), record("xy", number=1)], Characters())

@@ -1,5 +1,6 @@
 """Verdicts from rows: the rule, its controls, its independence of row order, and attempts to cheat."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -106,6 +107,15 @@ def test_a_clean_erasure_passes():
 def test_a_clean_erasure_passes_at_every_size_of_the_table(n):
     """Each row of the margin table can be passed by a perfect method."""
     assert Facts(n).judge().status is Status.PASS
+
+
+def test_a_tier_without_power_says_so():
+    """A tier that finds nothing in the original either is marked, so that nobody takes comfort from its zero."""
+    facts = Facts()
+    facts.in_context[ORIGINAL] = set()
+    verdict = facts.judge()
+    assert [e.has_power for e in verdict.endpoints[:3]] == [True, False, True]
+    assert ["proves nothing" in reason for reason in verdict.reasons[:3]] == [False, True, False]
 
 
 def test_fewer_than_sixteen_people_never_pass():
@@ -302,6 +312,10 @@ CHEATS = {
     "utility left out": lambda rows: [r for r in rows if r.attack != "utility"],
     "a second gold model left out": lambda rows: [r for r in rows if r.model_digest != "g2"],
     "a person asked twice": lambda rows: [*rows, rows[0]],
+    "a model that the plan does not name": lambda rows: [
+        *rows,
+        *(dataclasses.replace(r, model_digest="g3") for r in rows if r.model_digest == "g2"),
+    ],
 }
 
 

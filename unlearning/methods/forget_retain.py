@@ -17,8 +17,6 @@ The forgotten text is read from its sealed file into memory; it is never written
 the retained ones only.
 """
 
-
-
 from __future__ import annotations
 
 import hashlib

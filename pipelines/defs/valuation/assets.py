@@ -17,7 +17,11 @@ OWNERS = ["team:valuation"]
 
 @dg.asset(group_name=GROUP, code_version="1", kinds={"numpy"}, owners=OWNERS)
 def entropy(
-    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result
+    context: dg.AssetExecutionContext,
+    home: HomeResource,
+    corpus: Result,
+    clusters: Result,
+    tokens: Result,
 ) -> dg.MaterializeResult:
     """Token entropy of every record and owner in bits per token and per byte; surprisal under a held-out reference."""
     site = home.site()
@@ -31,7 +35,9 @@ def entropy(
 
 
 @dg.asset(group_name=GROUP, code_version="1", kinds={"polars"}, owners=OWNERS)
-def quality(context: dg.AssetExecutionContext, home: HomeResource, corpus: Result) -> dg.MaterializeResult:
+def quality(
+    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result
+) -> dg.MaterializeResult:
     """Quality components of every record: repetition, compressibility, vocabulary; reported, never a hidden filter."""
     site = home.site()
     inputs = {"corpus": corpus["version"]}
@@ -76,7 +82,10 @@ def value_table(
         "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"],
     }  # fmt: skip
     make = partial(
-        pricing.value_table, site, corpus, tokens,
+        pricing.value_table,
+        site,
+        corpus,
+        tokens,
         influence,
         owner_values,
         evaluation_plan,

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import hmac
 import io
+import os
 import subprocess
 import sys
 
@@ -22,7 +23,7 @@ from pipelines.storage.deliveries import (
     FileProblem,
     file_digest,
     lines,
-    listing,
+    open_regular,
     open_stream,
     scan,
 )
@@ -71,22 +72,16 @@ def test_the_file_digest_is_the_keyed_digest_of_the_bytes(tmp_path):
     assert file_digest(tmp_path / "f", KEY) == hmac.new(KEY, data, hashlib.sha256).digest()
 
 
-def test_the_listing_opens_nothing_and_sees_every_change(home, deliver, keys):
-    """Same labels as scan(); empty for a missing inbox; another size or time is another listing."""
-    assert listing(home.inbox) == {}
-    assert listing(home.path / "nowhere") == {}
-    path = deliver("ada/a.txt", "one")
-    deliver("stray.txt", "x")
-    deliver("ada/.hidden", "x")
-    first = listing(home.inbox)
-    assert (
-        list(first)
-        == [item.label for item in scan(home.inbox, keys.k_file)]
-        == ["ada/a.txt", "stray.txt"]
-    )
-    assert first["ada/a.txt"] == [3, path.stat().st_mtime_ns]
-    path.write_text("another")
-    assert listing(home.inbox) != first
+def test_links_pipes_and_folders_are_not_opened(tmp_path):
+    """Even if a file is exchanged for one of these after it was looked at."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    with open_regular(tmp_path / "file") as descriptor:
+        assert os.read(descriptor, 9) == b"x"
+    for name, kind in (("link", OSError), ("pipe", FileProblem), (".", FileProblem)):
+        with pytest.raises(kind), open_regular(tmp_path / name):
+            pass
 
 
 @pytest.mark.parametrize("pack", ["gz", "zst"])
