@@ -1,6 +1,7 @@
 """The code location: everything under `pipelines/defs/`, loaded once."""
 
 import warnings
+from functools import cache
 from pathlib import Path
 
 import dagster as dg
@@ -10,7 +11,13 @@ for notice in (dg.BetaWarning, dg.PreviewWarning):
     warnings.filterwarnings("ignore", category=notice)
 
 
+@cache
+def _loaded() -> dg.Definitions:
+    """The folder, read once: Dagster asks for it several times in one process."""
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+
+
 @dg.definitions
 def defs() -> dg.Definitions:
     """Assets, checks, schedules, sensors, resources and the executor."""
-    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+    return _loaded()

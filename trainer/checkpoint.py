@@ -10,7 +10,7 @@ the dozen classes of a DCP index and no other: whoever can write both file and m
 the Merkle root over the loaded tensors (`trainer.root`) must be the manifest's, and the one the caller trusts if it
 gives one. A checkpoint that fails is refused, never skipped in favour of an older one.
 
-torch.distributed.checkpoint takes most of a second to import and is therefore imported on first use.
+torch and torch.distributed.checkpoint are imported on first use: `verify` needs neither and stays cheap.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from provenance.canonical import jcs, parse_json, sync_folder, write_atomic
 from trainer.errors import CheckpointError
-from trainer.model import Transformer
-from trainer.root import state_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
     from torch import Tensor
 
     from trainer.mesh import Mesh
+    from trainer.model import Transformer
     from trainer.spec import ModelSpec
 
 FORMAT = 1
@@ -220,6 +218,8 @@ def read_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     Raises:
         CheckpointError: a file is missing or altered.
     """
+    import torch
+
     verify(directory)
     reader = _reader(directory)
     index = reader.read_metadata().state_dict_metadata
@@ -243,6 +243,11 @@ def load_model(directory: Path, spec: ModelSpec, expected_root: str | None = Non
     Raises:
         CheckpointError: altered, of another root, or of another shape.
     """
+    import torch
+
+    from trainer.model import Transformer
+    from trainer.root import state_root
+
     manifest = verify(directory)
     if expected_root is not None and manifest.root != expected_root:
         raise CheckpointError(

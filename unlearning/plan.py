@@ -57,7 +57,7 @@ class AttackPlan:
         steps = self.fine_tune_steps
         if not steps or list(steps) != sorted(set(steps)) or steps[0] < 1:
             raise PlanError(f"expected increasing positive steps of the attack, got {list(steps)}")
-        _decimal("fine_tune_lr", self.fine_tune_lr, low="0", high="1")
+        _decimal("fine_tune_lr", self.fine_tune_lr, low="0.000001", high="1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +114,24 @@ class AuditPlan:
         for name, table in (("margin", MARGINS), ("auc_margin", AUC_MARGINS)):
             allowed = _by_people(table, self.num_forgotten)
             value = getattr(self, name) or allowed
-            _decimal(name, value, low="0", high="1")
+            _decimal(name, value, low="0.0001", high="1")
             if Decimal(value) > Decimal(allowed):
                 raise PlanError(
                     f"expected {name} <= {allowed} for {self.num_forgotten} people, got {value}; "
                     "leave it empty to use the table"
                 )
             object.__setattr__(self, name, value)
-        for name in ("min_original_rate", "attack_keeps", "alpha", "utility_margin"):
-            _decimal(name, getattr(self, name), low="0", high="0.5" if name == "alpha" else "1")
+        # Controls and levels may be made stricter, never laxer: a lax control makes every method look good.
+        for name, low, high in (
+            ("min_original_rate", "0.5", "1"),
+            ("attack_keeps", "0.9", "1"),
+            ("alpha", "0.001", "0.05"),
+            ("utility_margin", "0.0001", "1"),
+        ):
+            _decimal(name, getattr(self, name), low=low, high=high)
+        for name, least in (("min_gold_seeds", 2), ("attack_min_step", 10), ("resamples", 100)):
+            if getattr(self, name) < least:
+                raise PlanError(f"expected {name} >= {least}, got {getattr(self, name)}")
 
     @property
     def digest(self) -> str:
@@ -157,6 +166,10 @@ def _build(kind: Any, values: Mapping[str, Any]) -> Any:
         raise PlanError(f"unknown field {unknown[0]!r} of {kind.__name__}; known: {sorted(known)}")
     tupled = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     for name, value in tupled.items():
+        wanted = int if name == "fine_tune_steps" else str
+        if isinstance(value, tuple) and not all(type(item) is wanted for item in value):
+            raise PlanError(f"expected {name} as a list of {wanted.__name__}")
+    for name, value in tupled.items():
         expected = str(known[name].type)
         actual = type(value).__name__
         if not expected.startswith(actual):
@@ -184,5 +197,5 @@ def _decimal(name: str, text: str, *, low: str, high: str) -> None:
         raise PlanError(
             f"expected {name} as a decimal string such as '0.05', got {text!r}"
         ) from None
-    if not Decimal(low) < value <= Decimal(high):
-        raise PlanError(f"expected {low} < {name} <= {high}, got {text}")
+    if not Decimal(low) <= value <= Decimal(high):
+        raise PlanError(f"expected {low} <= {name} <= {high}, got {text}")

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from graph_commands import Done, dataworth, environment, flat, materialize  # noqa: E402 - needs the path
+from graph_commands import FirstRun, dataworth, environment, flat, materialize
 
 LETTER = (
     "Fellow citizens, the roads that were begun in the spring are now open, and the debt that "
@@ -21,13 +21,6 @@ LETTER = (
     "Of the canals I can say as much.\n"
 )
 """A delivery that no other owner made: one record of one owner."""
-
-
-class FirstRun(NamedTuple):
-    """A fresh home and what the required command said in it."""
-
-    home: Path
-    done: Done
 
 
 class Answer(NamedTuple):

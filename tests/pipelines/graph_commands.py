@@ -11,9 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -24,6 +24,13 @@ MATERIALIZE = [
 """The required command, from the repository root."""
 
 Done = subprocess.CompletedProcess[str]
+
+
+class FirstRun(NamedTuple):
+    """A fresh home and what the required command said in it."""
+
+    home: Path
+    done: Done
 
 
 def environment(home: Path, **extra: str) -> dict[str, str]:
@@ -69,7 +76,9 @@ def flat(text: str) -> str:
 
 def log_of(home: Path) -> str:
     """Dagster's log of the newest `dataworth run`."""
-    return max((home / "logs").glob("run-*.log"), key=lambda path: path.stat().st_mtime_ns).read_text()
+    return max(
+        (home / "logs").glob("run-*.log"), key=lambda path: path.stat().st_mtime_ns
+    ).read_text()
 
 
 def made(log: str) -> set[str]:
@@ -100,9 +109,14 @@ def data_versions(home: Path) -> dict[str, str]:
     return {asset: body["data_version"] for asset, body in results(home).items()}
 
 
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a .jsonl file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def ledger(home: Path) -> list[dict[str, Any]]:
     """Every entry of the ledger."""
-    return [json.loads(line) for line in (home / "ledger/entries.jsonl").read_text().splitlines()]
+    return rows(home / "ledger/entries.jsonl")
 
 
 def head(home: Path) -> str:
@@ -143,10 +157,8 @@ def started(home: Path, *arguments: str, **extra: str) -> Iterator[subprocess.Po
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End a whole process group at once, as a power cut would."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 from graph_commands import BIN, ROOT, Done, command
 
-from pipelines.defs import ASSETS
 from pipelines.definitions import defs
+from pipelines.defs import ASSETS
 
 GROUPS = {
     "corpus": {"deliveries", "corpus", "quarantine", "clusters", "tokens", "target"},
@@ -92,7 +92,9 @@ def test_schedule_and_sensor_run_by_default(loaded: dg.Definitions) -> None:
     assert [sensor.name for sensor in repository.sensor_defs] == ["inbox"]
     assert repository.schedule_defs[0].default_status is dg.DefaultScheduleStatus.RUNNING
     assert repository.sensor_defs[0].default_status is dg.DefaultSensorStatus.RUNNING
-    assert repository.schedule_defs[0].job_name == repository.sensor_defs[0].job_name == "everything"
+    assert (
+        repository.schedule_defs[0].job_name == repository.sensor_defs[0].job_name == "everything"
+    )
 
 
 def test_every_part_of_the_graph_is_bound(loaded: dg.Definitions) -> None:
@@ -141,7 +143,10 @@ def test_the_definitions_validate_from_the_repository_root(tmp_path: Path) -> No
         tmp_path, str(BIN / "dagster"), "definitions", "validate", "-m", "pipelines.definitions"
     )
     assert done.returncode == 0, done.stderr
-    assert "Validation successful for code location pipelines.definitions." in done.stdout + done.stderr
+    assert (
+        "Validation successful for code location pipelines.definitions."
+        in done.stdout + done.stderr
+    )
     assert notices(done) == []
 
 
@@ -185,4 +190,6 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
         env={"DATAWORTH_HOME": str(tmp_path), "DATAWORTH_EXECUTOR": "threads", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 2
-    assert "DATAWORTH_EXECUTOR is 'threads'; expected one of in_process, multiprocess" in done.stderr
+    assert (
+        "DATAWORTH_EXECUTOR is 'threads'; expected one of in_process, multiprocess" in done.stderr
+    )

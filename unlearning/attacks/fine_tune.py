@@ -48,12 +48,12 @@ def fine_tune(model: Transformer, material: Material) -> list[Measurement]:
     optimizer = torch.optim.AdamW(
         attacked.parameters(), lr=float(limits.fine_tune_lr), weight_decay=0.0
     )
-    batches = drawn_batches(material)
+    batches, device = drawn_batches(material), next(attacked.parameters()).device
     measured = []
     for step in range(1, limits.fine_tune_steps[-1] + 1):
         sequences = [material.retained[i].tokens for i in batches[step - 1]]
-        tokens_BT = padded(sequences)
-        mask_BT = span_mask(sequences, [1] * len(sequences))
+        tokens_BT = padded(sequences).to(device)
+        mask_BT = span_mask(sequences, [1] * len(sequences)).to(device)
         logits_SV = span_logits(attacked, tokens_BT, mask_BT)
         optimizer.zero_grad(set_to_none=True)
         functional.cross_entropy(logits_SV, tokens_BT[:, 1:][mask_BT]).backward()

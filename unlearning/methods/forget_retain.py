@@ -197,10 +197,10 @@ class ForgetRetain:
         mine = tuple(chosen[len(chosen) * rank // world : len(chosen) * (rank + 1) // world])
         pushed, record = self._rows_of(mine)
         tokens, labels, positions, documents = (
-            torch.cat(pair) for pair in zip(retained, pushed, strict=True)
+            torch.cat(pair).to(_device()) for pair in zip(retained, pushed, strict=True)
         )
         unused = torch.full_like(retained[0], -1)
-        record = torch.cat([unused, record])
+        record = torch.cat([unused, record]).to(_device())
         kept = len(retained[0])
         return ForgetBatch(tokens, labels, positions, documents, record, kept, mine)
 
@@ -220,7 +220,7 @@ class ForgetRetain:
     def counts(self, batch: ForgetBatch) -> Tensor:
         """Local numbers of retained labels and of forgotten records, float64 [2]."""
         labels = label_count(batch.labels_BT[: batch.num_retained_rows])
-        return torch.cat([labels, torch.tensor([len(batch.chosen)], dtype=torch.float64)])
+        return torch.cat([labels, labels.new_tensor([len(batch.chosen)])])
 
     def loss(self, model: nn.Module, batch: ForgetBatch, totals_K: Tensor) -> Tensor:
         """Local share of both terms."""
@@ -228,7 +228,9 @@ class ForgetRetain:
         kept, chosen = batch.num_retained_rows, list(batch.chosen)
         retain = cross_entropy_sum(logits_BTV[:kept], batch.labels_BT[:kept])
         logprob_N = pushed_logprobs(logits_BTV, batch)
-        losses_N = self._term(logprob_N, self._reference_N[chosen], self._num_tokens_N[chosen])
+        reference_N = self._reference_N[chosen].to(logprob_N)
+        num_tokens_N = self._num_tokens_N[chosen].to(logprob_N)
+        losses_N = self._term(logprob_N, reference_N, num_tokens_N)
         return self._weight * retain / totals_K[0] + losses_N.sum() / totals_K[1]
 
     def records(self, step: int) -> list[tuple[int, bytes]]:
@@ -330,6 +332,11 @@ def reference_logprobs(model: Any, forgotten: Sequence[Forgotten]) -> Tensor:
     scores = score_spans(model, [f.tokens for f in forgotten], [f.first for f in forgotten])
     sizes_N = np.array([len(f.tokens) - f.first for f in forgotten])
     return torch.tensor(-scores.loss_N * sizes_N, dtype=torch.float32)
+
+
+def _device() -> str:
+    """The GPU that `trainer.mesh` has chosen for this process by the time batches are drawn, else the CPU."""
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
 
 
 def _is_digest(text: str) -> bool:

@@ -1,0 +1,368 @@
+"""The whole graph, materialised: what the required command leaves, what a second run does, what a failed check stops."""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import dagster as dg
+import polars as pl
+import pytest
+from graph_commands import (
+    FirstRun,
+    command,
+    contents,
+    data_versions,
+    dataworth,
+    flip,
+    head,
+    ledger,
+    log_of,
+    made,
+    materialize,
+    results,
+    reused,
+    rows,
+    text_of,
+    values,
+)
+
+from pipelines.definitions import defs
+from pipelines.defs import ASSETS
+from pipelines.gate import failed_checks
+from provenance import jcs, parse_json
+
+VERSIONS = {
+    "source_data", "preprocessing", "tokenizer", "initial_weights", "configuration", "prompts", "retrieval_index",
+    "evaluation_set", "hardware", "code", "lock",
+}  # fmt: skip
+
+
+def gate(home: Path):
+    """`python -m pipelines.gate` in a home."""
+    return command(home, sys.executable, "-m", "pipelines.gate")
+
+
+def runs(home: Path, *kinds: str) -> list[Path]:
+    """Folders of finished runs of some kinds."""
+    return [
+        path.parent
+        for path in sorted(home.glob("runs/*/run.json"))
+        if json.loads(path.read_text())["kind"] in kinds
+    ]
+
+
+# --- the required command -------------------------------------------------------------------------------------------
+
+
+def test_the_required_command_ends_well_on_a_fresh_home(first_run: FirstRun) -> None:
+    """`dagster asset materialize --select '*' -m pipelines.definitions` exits 0 and makes every asset once."""
+    assert first_run.done.returncode == 0, first_run.done.stderr[-4000:]
+    log = first_run.done.stdout + first_run.done.stderr
+    assert made(log) == set(ASSETS)
+    assert reused(log) == set()
+
+
+def test_the_required_command_warns_of_nothing_but_its_successor(first_run: FirstRun) -> None:
+    """The one warning is Dagster's own, that `dg` supersedes the command."""
+    log = first_run.done.stdout + first_run.done.stderr
+    warned = [line for line in log.splitlines() if re.search(r"\bWARNING\b|\w*Warning\b", line)]
+    assert [line for line in warned if "SupersessionWarning" not in line] == []
+    assert len(warned) == 1
+
+
+@pytest.mark.slow
+def test_the_required_command_needs_no_dagster_home(
+    tiny_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """Without `DAGSTER_HOME` it works too, and leaves nothing in the working folder."""
+    home = copied(tiny_home)
+    before = set(Path.cwd().iterdir())
+    done = command(
+        home, "env", "--unset=DAGSTER_HOME", str(Path(sys.executable).parent / "dagster"), "asset", "materialize",
+        "--select", "*", "-m", "pipelines.definitions",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert reused(done.stdout + done.stderr) == set(ASSETS)
+    assert set(Path.cwd().iterdir()) == before
+
+
+def test_the_gate_passes(tiny_home: Path) -> None:
+    """Every check ran and passed, by the exit code that continuous integration reads."""
+    done = gate(tiny_home)
+    assert (done.returncode, done.stdout) == (0, "gate: every check passed\n")
+
+
+def test_the_gate_stays_closed_for_checks_that_never_ran() -> None:
+    """An empty instance has not passed: each check is named."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        lines = failed_checks(instance, defs())
+    assert len(lines) == len(defs().resolve_asset_graph().asset_check_keys)
+    assert all(line.endswith(": never ran") for line in lines)
+
+
+# --- what a run leaves ----------------------------------------------------------------------------------------------
+
+
+def test_values_are_efficient(tiny_home: Path) -> None:
+    """The groups' values add up to V(all) - V(nobody): to 1e-9 in floats, exactly in nano-nats."""
+    found = values(tiny_home, "owner_values")
+    whole = found["loss_empty"] - found["loss_all"]
+    assert found["efficiency_error"] <= 1e-9
+    assert abs(sum(group["value"] for group in found["groups"]) - whole) <= 1e-9
+    table = pl.read_parquet(tiny_home / "tables/values.parquet")
+    total = int(table.filter(pl.col("subject_kind") == "group")["value_nano"].sum())
+    assert total == round(whole * 1e9)
+    owners = int(table.filter(pl.col("subject_kind") == "owner")["value_nano"].sum())
+    assert owners + sum(values(tiny_home, "values")["unattributed_nano"].values()) == total
+
+
+def test_the_value_table_has_the_published_columns(tiny_home: Path) -> None:
+    """`values.parquet`: integers in nano-nats with errors, method, target, plan and corpus version."""
+    table = pl.read_parquet(tiny_home / "tables/values.parquet")
+    assert dict(table.schema) == {
+        "subject_kind": pl.String, "subject_id": pl.String, "method": pl.String, "target": pl.String, "unit": pl.String,
+        "value_nano": pl.Int64, "se_nano": pl.Int64, "ci_low_nano": pl.Int64, "ci_high_nano": pl.Int64, "n": pl.Int64,
+        "plan_digest": pl.String, "corpus_version": pl.String, "checkpoint_root": pl.String,
+    }  # fmt: skip
+    assert set(table["subject_kind"]) == {"group", "owner", "record"}
+    assert set(table["unit"]) == {"nat"}
+    assert set(table["target"]) == {"target_value"}
+    assert set(table["corpus_version"]) == {values(tiny_home, "corpus")["version"]}
+    assert set(table["plan_digest"]) == {values(tiny_home, "evaluation_plan")["digest"]}
+    nullable = {"se_nano", "ci_low_nano", "ci_high_nano"}
+    assert {
+        name for name, nulls in table.null_count().row(0, named=True).items() if nulls
+    } <= nullable
+    groups = table.filter(pl.col("subject_kind") == "group")
+    assert groups["se_nano"].null_count() == 0
+    assert (groups["ci_low_nano"] <= groups["value_nano"]).all()
+    assert (groups["value_nano"] <= groups["ci_high_nano"]).all()
+
+
+def test_prices_add_up_to_the_pool(tiny_home: Path) -> None:
+    """Integer micro-units, nobody pays, and the last one is accounted for."""
+    found = values(tiny_home, "prices")
+    table = pl.read_parquet(tiny_home / "tables/prices.parquet")
+    assert table.schema["price_microunits"] == pl.Int64
+    assert set(table.columns) == {
+        "subject",
+        "price_microunits",
+        "currency",
+        "rule_digest",
+        "plan_digest",
+    }
+    assert (table["price_microunits"] >= 0).all()
+    assert int(table["price_microunits"].sum()) == found["pool"] == 1_000_000_000
+    assert set(table["subject"]) >= set(values(tiny_home, "corpus")["owners"])
+
+
+def test_the_plan_stands_in_the_ledger_before_any_training(tiny_home: Path) -> None:
+    """Its entry comes before that of every run, and its digest is the file's."""
+    entries = ledger(tiny_home)
+    kinds = [entry["kind"] for entry in entries]
+    plan = kinds.index("plan")
+    assert plan < min(
+        kinds.index(kind) for kind in ("run", "windows", "values", "prices", "evaluation")
+    )
+    digest = entries[plan]["body"]["plan"]
+    data = (tiny_home / f"plans/{digest}.json").read_bytes()
+    assert sha256(data).hexdigest() == digest
+    assert jcs(parse_json(data)) == data
+    words = {
+        "decision",
+        "baseline",
+        "primary_metric",
+        "threshold_millinats",
+        "refutes",
+        "abort",
+        "seeds",
+    }
+    assert words <= set(parse_json(data))
+    assert [entry["time"] for entry in entries] == sorted(entry["time"] for entry in entries)
+
+
+def test_every_run_says_what_it_was(tiny_home: Path) -> None:
+    """`run.json` is canonical, complete, and names all eleven versions; `result.json` says it is done."""
+    folders = sorted(path.parent for path in tiny_home.glob("runs/*/run.json"))
+    assert {path.name.split("-")[0] for path in folders} == {
+        "train", "gold", "proxy", "unlearn", "attack", "gradients",
+    }  # fmt: skip
+    for folder in folders:
+        data = (folder / "run.json").read_bytes()
+        run = parse_json(data)
+        assert jcs(run) == data
+        assert run["run"] == folder.name
+        assert set(run["versions"]) == VERSIONS
+        assert all(re.fullmatch(r"none|[0-9a-f]{64}", item) for item in run["versions"].values())
+        assert json.loads((folder / "result.json").read_text())["status"] == "done"
+        assert str(tiny_home) not in data.decode()  # a home can be moved
+
+
+def test_every_training_leaves_its_record(tiny_home: Path) -> None:
+    """Progress per step, five phases, windows that cover all steps, and a checkpoint named by its root."""
+    folders = runs(tiny_home, "train", "gold", "unlearn")
+    assert len(folders) == 3
+    for folder in folders:
+        steps = json.loads((folder / "run.json").read_text())["steps"]
+        progress = rows(folder / "progress.jsonl")
+        assert [row["step"] for row in progress] == list(range(1, steps + 1))
+        assert all({"loss", "tokens_per_s", "rss_bytes", "time"} <= set(row) for row in progress)
+        phases = json.loads((folder / "phases.json").read_text())["phases"]
+        assert len(phases) == 5
+        fields = {"input", "output", "check", "resources", "rejected", "uncertainty", "decided_by"}
+        assert all(fields <= set(phase) for phase in phases)
+        windows = rows(folder / "windows.jsonl")
+        covered = [
+            step
+            for window in windows
+            for step in range(window["first_step"], window["last_step"] + 1)
+        ]
+        assert covered == list(range(1, steps + 1))
+        result = json.loads((folder / "result.json").read_text())
+        manifest = json.loads((folder / result["checkpoint"] / "manifest.json").read_text())
+        assert manifest["root"] == result["checkpoint_root"] == windows[-1]["state_digest_after"]
+
+
+def test_the_forgotten_records_left_head_and_the_gold_model(tiny_home: Path) -> None:
+    """Sixteen people asked: HEAD holds none of their records, and the reference run excludes all of them."""
+    request = values(tiny_home, "erasure_request")
+    assert (request["people"], request["records"]) == (16, 80)
+    gone = (tiny_home / request["excluded"]).read_text().split()
+    assert len(gone) == 80
+    listed = dataworth(tiny_home, "sql", "select count(*) from records where owner = 'registry'")
+    assert "80" in text_of(listed)  # the other half of the people
+    (gold,) = runs(tiny_home, "gold")
+    assert (
+        parse_json((gold / "run.json").read_bytes())["excluded"]["digest"]
+        == request["excluded_digest"]
+    )
+    assert not list(tiny_home.glob("erasure/*/retained.jsonl"))
+
+
+def test_no_verdict_of_tiny_is_a_pass(tiny_home: Path) -> None:
+    """One gold seed and a model that memorised nothing: INVALID or INCONCLUSIVE, with reasons, in the report too."""
+    found = values(tiny_home, "robustness_audit")
+    audit = json.loads((tiny_home / "runs" / found["run"] / "audit.json").read_text())
+    assert found["verdict"] == audit["verdict"]
+    assert audit["verdict"] in {"INVALID", "INCONCLUSIVE"}
+    assert audit["reasons"]
+    assert audit["verdict"] in (tiny_home / "reports/latest.html").read_text()
+
+
+# --- the second run -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_recomputes_nothing(tiny_home: Path, copied: Callable[[Path], Path]) -> None:
+    """With nothing changed every asset is reused, and no file of the home is written again."""
+    home = copied(tiny_home)
+    before = contents(home)
+    done = dataworth(home, "run")
+    assert done.returncode == 0, done.stderr
+    assert f"{len(ASSETS)} assets, {len(ASSETS)} unchanged" in text_of(done)
+    after = contents(home)
+    assert set(after) == set(before)
+    assert [name for name in after if after[name] != before[name]] == []
+
+
+def test_a_new_delivery_appends_and_recomputes_what_changed(
+    tiny_home: Path, grown_home: Path
+) -> None:
+    """The old version is the new one's beginning; tokenizer and target stay; nothing of the old run is touched."""
+    old, new = values(tiny_home, "corpus"), values(grown_home, "corpus")
+    assert new["parent"] == old["version"]
+    assert new["size"] == old["size"] + 1
+    leaves = [(home / f"storage/{body['version']}.leaves").read_bytes() for home, body in ((tiny_home, old), (grown_home, new))]  # fmt: skip
+    assert leaves[1].startswith(leaves[0])
+    columns = ["index", "record_id"]
+    ids = [pl.read_parquet(sorted((home / "blocks").glob("*.parquet")), columns=columns) for home in (tiny_home, grown_home)]  # fmt: skip
+    place = [dict(frame.unique().iter_rows()) for frame in ids]
+    assert place[0].items() <= place[1].items()
+    tokens = [values(home, "tokens")["tokenizer_digest"] for home in (tiny_home, grown_home)]
+    assert tokens[0] == tokens[1]
+
+    log = log_of(grown_home)
+    assert {"deliveries", "corpus", "clusters", "tokens", "values", "prices", "checkpoint"} <= made(
+        log
+    )
+    assert "quarantine" in reused(log)
+    versions = [data_versions(home) for home in (tiny_home, grown_home)]
+    assert versions[0]["target"] == versions[1]["target"]
+    before, after = contents(tiny_home), contents(grown_home)
+    kept = [
+        name for name in before if name.split("/")[0] in ("runs", "versions", "receipts", "plans")
+    ]
+    assert kept
+    assert [name for name in kept if before[name][1] != after[name][1]] == []
+    assert ledger(grown_home)[: len(ledger(tiny_home))] == ledger(tiny_home)
+
+
+def test_the_old_version_is_still_readable(tiny_home: Path, grown_home: Path) -> None:
+    """`dataworth diff` tells what came, and old receipts verify under the grown ledger's key."""
+    old = values(tiny_home, "corpus")["version"]
+    said = text_of(dataworth(grown_home, "diff", old[:12], values(grown_home, "corpus")["version"]))
+    assert "1 records added, 0 removed" in said
+    assert "washington 1 0" in said
+    receipt = grown_home / f"receipts/{old}/wilson.receipt.json"
+    done = dataworth(grown_home, "verify", str(receipt))
+    assert done.returncode == 0, text_of(done)
+
+
+def test_a_change_that_is_taken_back_leaves_a_working_home(
+    grown_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """A delivery that is removed again takes nothing out: the corpus only grows, and everything below is reused."""
+    home = copied(grown_home)
+    (home / "inbox/washington/letter.txt").unlink()
+    before = data_versions(home), head(home)
+    done = dataworth(home, "run")
+    assert done.returncode == 0, done.stderr
+    assert made(log_of(home)) == {"deliveries", "corpus"}
+    after = data_versions(home)
+    assert {name for name in after if after[name] != before[0][name]} == {"deliveries"}
+    assert head(home) == before[1]
+
+
+# --- failed checks --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broken(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A home with one flipped bit in a block, and what the command over the corpus says of it."""
+    home = tmp_path_factory.mktemp("broken") / "home"
+    shutil.copytree(tiny_home, home)
+    storage = json.loads((home / f"storage/{values(home, 'corpus')['version']}.json").read_text())
+    flip(home / "blocks" / storage["blocks"][0]["file"])
+    shutil.rmtree(home / "results/clusters")  # would have to be made again
+    return home, materialize(home, "deliveries,corpus,clusters")
+
+
+def test_a_failed_blocking_check_fails_the_command(broken) -> None:
+    """The exit code is 1 and what depends on the damaged asset is not made."""
+    home, done = broken
+    assert done.returncode == 1
+    assert "Asset check 'version_verifies' on 'corpus' did not pass" in done.stdout + done.stderr
+    assert "clusters" not in results(home)
+
+
+def test_the_gate_names_the_failed_check(broken) -> None:
+    """Continuous integration reads one line per check, with the reason, and exit code 1."""
+    home, _ = broken
+    done = gate(home)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if "version_verifies" in line]
+    assert line.startswith("corpus:version_verifies: failed, ")
+    assert "does not verify" in line
+    assert done.stdout.endswith("gate: closed\n")
+
+
+def test_our_own_command_says_which_check_failed(broken) -> None:
+    """`dataworth run` gives the check's reason in one paragraph, without a traceback."""
+    home, _ = broken
+    done = dataworth(home, "run", "--select", "deliveries,corpus,clusters")
+    assert done.returncode == 2
+    assert "check version_verifies of corpus did not pass" in done.stderr
+    assert "Traceback" not in done.stderr
