@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -55,14 +55,23 @@ def trainer_command(run_file: Path, nproc: int) -> list[str]:
 
 
 def new_lines(path: Path, offset: int) -> tuple[list[dict], int]:
-    """Complete JSON lines of a file after `offset`, and the new offset; a torn last line waits."""
+    """Complete JSON lines of a file after `offset`, and the new offset; a torn last line waits.
+
+    A resumed run writes its file anew, up to its checkpoint: then reading starts anew, and the rest of a line is passed over.
+    """
     if not path.exists():
         return [], 0
     with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) < offset:
+            offset = 0
         file.seek(offset)
         data = file.read()
     end = data.rfind(b"\n") + 1
-    return [json.loads(line) for line in data[:end].splitlines() if line], offset + end
+    found = []
+    for line in data[:end].splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found, offset + end
 
 
 def progress_text(line: dict) -> str:
@@ -105,6 +114,9 @@ def supervise(directory: Path, nproc: int, report: "Reporter") -> int:
     parent = os.getpid()
     for attempt in range(MAX_RESUMES + 1):
         offset = progress.stat().st_size if progress.exists() else 0
+        (directory / "exit.json").unlink(
+            missing_ok=True
+        )  # what an earlier attempt said is not this one's word
         with (directory / "trainer.log").open("ab") as log:
             child = subprocess.Popen(
                 trainer_command(directory / "run.json", nproc),

@@ -140,7 +140,7 @@ def matching(
             mask &= frame["record_id"].is_in([bytes.fromhex(text) for text in request.record_ids])
         if required and not mask.any():
             raise RequestError(
-                f"request {request.id} names no record of this corpus version; check the owner, or remove requests/{request.id}.json"
+                f"request {request.id} names no record of this corpus version: check its owner, sources and ids (a stored one: requests/{request.id}.json)"
             )
         wanted |= mask
     return frame.filter(wanted)

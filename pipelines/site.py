@@ -6,18 +6,20 @@ from pathlib import Path
 
 from pipelines.resources import Site
 from pipelines.sizes import size_named
-from pipelines.storage.config import load, render
+from pipelines.storage import keys
+from pipelines.storage.config import default_text, load, render
 from pipelines.storage.demo import demo_config
 from pipelines.storage.errors import ConfigError
 from pipelines.storage.home import Home
 from provenance import write_atomic
 
 
-def make_home(path: Path) -> bool:
+def make_home(path: Path, *, own_inbox: bool = False) -> bool:
     """Make the home's folders, `dataworth.toml` and Dagster's folder; what exists stays.
 
     Args:
         path: Where.
+        own_inbox: Whether the user brings deliveries: then target and pool are the user's to set, not the demo's.
 
     Returns:
         Whether `dataworth.toml` was written now.
@@ -31,7 +33,8 @@ def make_home(path: Path) -> bool:
         write_atomic(settings, shipped.read_bytes())
     if home.config_path.exists():
         return False
-    write_atomic(home.config_path, render(demo_config("default")).encode())
+    text = default_text() if own_inbox else render(demo_config("default"))
+    write_atomic(home.config_path, text.encode())
     return True
 
 
@@ -48,7 +51,7 @@ def open_site(path: Path, inbox: Path | str | None, size: str | None, world: int
         ConfigError: `dataworth.toml` or an override is not valid; says what to change.
         HomeError: The home was written by a newer version.
     """
-    make_home(path)
+    make_home(path, own_inbox=inbox is not None)
     home = Home(path)
     home.check()
     config = load(home.config_path)
@@ -56,9 +59,28 @@ def open_site(path: Path, inbox: Path | str | None, size: str | None, world: int
         chosen = size_named(size or config.size)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    demo = inbox is None and (not any(home.inbox.iterdir()) or (home.inbox / ".demo").exists())
+    demo = _is_demo(home, own_inbox=inbox is not None)
     if world:
         chosen = dataclasses.replace(chosen, world=world)
     return Site(
         home=home, config=config, size=chosen, inbox=Path(inbox) if inbox else home.inbox, demo=demo, world=chosen.world
     )  # fmt: skip
+
+
+def _is_demo(home: Home, *, own_inbox: bool) -> bool:
+    """Whether this home is the demonstration's: its keys decide, before there are any its inbox does.
+
+    Raises:
+        ConfigError: A user's deliveries would meet keys that everybody knows.
+    """
+    known = keys.load(home.keys_path).is_demo if home.keys_path.exists() else None
+    if own_inbox:
+        if known:
+            raise ConfigError(
+                "this home holds the default corpus, signed with published demonstration keys; give your deliveries a home "
+                "of their own: DATAWORTH_HOME=.dataworth-own, with the same command"
+            )
+        return False
+    if known is not None:
+        return known
+    return not any(home.inbox.iterdir()) or (home.inbox / ".demo").exists()

@@ -197,5 +197,5 @@ def _decimal(name: str, text: str, *, low: str, high: str) -> None:
         raise PlanError(
             f"expected {name} as a decimal string such as '0.05', got {text!r}"
         ) from None
-    if not Decimal(low) <= value <= Decimal(high):
+    if not (value.is_finite() and Decimal(low) <= value <= Decimal(high)):
         raise PlanError(f"expected {low} <= {name} <= {high}, got {text}")

@@ -47,7 +47,7 @@ def verify(
 ) -> None:
     """Say yes or no, and why: the whole home, or one owner's receipt."""
     if receipt.endswith(".json"):
-        _answer(receipt, lambda: _receipt_facts(Path(receipt), vkey or _key_beside(Path(receipt))))
+        _answer(receipt, lambda: _receipt_facts(Path(receipt), vkey))
         return
     site = this_site()
     from pipelines.steps.ledger import verifier_key
@@ -133,7 +133,9 @@ def _receipt_facts(path: Path, vkey: str) -> list[str]:
             f"no receipt {path.name}; owners with one: dataworth status, or give the file's path"
         )
     proof = path.with_name(path.name.replace(".receipt.json", ".tlog-proof"))
-    return verify_receipt(json.loads(path.read_bytes()), proof.read_text(), vkey)
+    return verify_receipt(
+        json.loads(path.read_bytes()), proof.read_text(), vkey or _key_beside(path)
+    )
 
 
 def _key_beside(path: Path) -> str:

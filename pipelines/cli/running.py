@@ -53,7 +53,7 @@ def init() -> None:
     from pipelines.site import make_home
 
     settings = read_settings()
-    made = make_home(settings.home)
+    made = make_home(settings.home, own_inbox=settings.inbox is not None)
     console.print(
         f"{'made' if made else 'kept'} [bold]{settings.home}[/]; settings are in dataworth.toml, next: dataworth run"
     )
@@ -67,13 +67,12 @@ def run(
     ] = "",
 ) -> None:
     """Materialise the whole graph; a second run redoes only what changed."""
-    from pipelines.site import make_home, open_site
+    from pipelines.site import open_site
 
     settings = read_settings()
-    make_home(settings.home)
-    open_site(
-        settings.home, inbox or settings.inbox, size or settings.size, settings.world
-    )  # refuse bad settings before Dagster starts
+    # Bad settings are refused before Dagster starts.
+    site = open_site(settings.home, inbox or settings.inbox, size or settings.size, settings.world)
+    site.config.require_target()
     log = settings.home / "logs" / f"run-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [
@@ -101,7 +100,7 @@ def run(
             raise
     if code:
         raise RuntimeError(
-            f"{_failure(log)} Whole log: {log}. The last good version stays readable; the next run goes on from here."
+            f"{_failure(log)}\nWhole log: {log}. The last good version stays readable; the next run goes on from here."
         )
     console.print(
         f"done in {time.monotonic() - started:.0f} s; next: dataworth report, dataworth verify, dataworth ui"
@@ -176,7 +175,7 @@ def ui(
     from pipelines.site import make_home
 
     settings = read_settings()
-    make_home(settings.home)
+    make_home(settings.home, own_inbox=settings.inbox is not None)
     console.print(f"asset graph: [bold]http://{host}:{port}/asset-groups[/] (stop with Ctrl-C)")
     # Background jobs of a shell have SIGINT ignored, and Dagster would copy that: give it the default back.
     command = [

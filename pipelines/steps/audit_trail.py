@@ -243,16 +243,20 @@ def suspended(site: "Site", erasure: "Result") -> list[str]:
 
 
 def verdict(site: "Site", audit: "Result") -> list[str]:
-    """Judge the stored rows again."""
+    """Judge the stored rows again; they and the audit are the ones that the ledger names."""
     if audit["skipped"]:
         return []
     from unlearning.rows import read_rows
     from unlearning.verdict import contradictions
 
     folder = site.home.runs / audit["run"]
-    return contradictions(
-        json.loads((folder / "audit.json").read_text()), read_rows(folder / "rows.parquet")
-    )
+    data = (folder / "audit.json").read_bytes()
+    if sha256(data).hexdigest() != open_ledger(site).entry(audit["entry"])["body"]["audit"]:
+        return ["audit.json is not the audit that the ledger names"]
+    body = json.loads(data)
+    if sha256((folder / "rows.parquet").read_bytes()).hexdigest() != body["rows"]["sha256"]:
+        return ["rows.parquet does not hold the rows that the audit was made from"]
+    return contradictions(body, read_rows(folder / "rows.parquet"))
 
 
 def report(site: "Site", report: "Result") -> list[str]:

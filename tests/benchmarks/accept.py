@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.benchmarks.figures import ROOT, record
+from figures import ROOT, record
 
 PACKAGES = ("torch", "numpy", "polars", "dagster")
 

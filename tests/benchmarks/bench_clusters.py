@@ -13,15 +13,12 @@ estimate of at least the threshold, else it is inserted. That is our rule in the
 `valuation.clusters.recall`: share of edited copies with a true similarity of at least 0.85 that joined a cluster.
 `valuation.clusters.strangers`: members whose true similarity to their leader is below 0.7 (0.8 less three errors).
 
-One JSON line per figure is appended to bench.jsonl. Timings are printed and kept; they never decide a test.
+One JSON line per figure is kept in bench.jsonl. Timings are printed and kept; they never decide a test.
 """
 
 import argparse
 import hashlib
-import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -29,14 +26,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import figures  # noqa: E402 - after the path is set
 
 from valuation import cluster, shingle_hashes, token_hashes  # noqa: E402 - after the path is set
 
-BENCH = Path(__file__).with_name("bench.jsonl")
 THRESHOLD, PERMUTATIONS, SEED = 0.8, 128, 0
 CLEAR_COPY, CLEAR_STRANGER = 0.85, 0.7
 
@@ -118,35 +115,12 @@ def accuracy(texts, sources, leaders):
     return found, sum(j < CLEAR_STRANGER for j in similarities(texts, joined)), len(clear)
 
 
-def git(*arguments):
-    """Output of a git command, or "" outside a repository."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
-
-
-def hardware():
-    """Processor, in words."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
-    return f"{names[0] if names else platform.machine()}, no GPU"
-
-
 def record(name, what, **figure):
-    """Print a figure and append its line to bench.jsonl."""
-    line = {
-        "name": name, "what": what, "kind": "requirement", "commit": git("rev-parse", "--verify", "-q", "HEAD") or "none",
-        "dirty": bool(git("status", "--porcelain")), "hardware": hardware(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {p: version(p) for p in ("numpy", "polars", "rensa")} | {"python": platform.python_version()},
-        "seeds": [SEED], "peer_name": "datasketch", "peer_version": version("datasketch"),
-        "command": "OMP_NUM_THREADS=1 python tests/benchmarks/bench_clusters.py", **figure,
-    }  # fmt: skip
-    with BENCH.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, sort_keys=True) + "\n")
-    print(name, json.dumps(figure, sort_keys=True))  # noqa: T201 - this program's output
+    """One line of bench.jsonl."""
+    figures.record(
+        "bench.jsonl", name, packages=("numpy", "polars", "rensa"), what=what, kind="requirement", seeds=[SEED],
+        peer_name="datasketch", peer_version=version("datasketch"), command="make bench", **figure,
+    )  # fmt: skip
 
 
 def measure(num_records, rounds):
@@ -183,12 +157,6 @@ def measure(num_records, rounds):
         ours=strangers, peer=peer_strangers, ratio=None, better="lower", n=num_records,
         spread="exact count", bar="ours <= 0", holds=strangers == 0, note=note,
     )  # fmt: skip
-
-
-@pytest.mark.benchmark
-def test_clusters_against_datasketch():
-    """Writes the figures; the timings decide nothing."""
-    measure(num_records=8000, rounds=3)
 
 
 def main():

@@ -10,12 +10,10 @@ least, median step of a round; the ratio is the median of the rounds' ratios. Ch
 `trainer.start.time`: CPU seconds of `python -m trainer --run` for five steps of a 0.1M model with two checkpoints, minus
 CPU seconds of `python -c "import torch"`.
 
-One JSON line per figure is appended to bench.jsonl. Timings are printed and kept; they never decide a test.
+One JSON line per figure is kept in bench.jsonl. Timings are printed and kept; they never decide a test.
 """
 
 import argparse
-import json
-import platform
 import resource
 import shutil
 import statistics
@@ -29,7 +27,9 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import figures  # noqa: E402 - after the path is set
 
 from trainer.data import BatchPlan, TokenStore, write_tokens  # noqa: E402 - after the path is set
 from trainer.loop import fit  # noqa: E402
@@ -37,7 +37,6 @@ from trainer.model import Transformer, init_parameters, num_parameters  # noqa: 
 from trainer.objective import LanguageModelling, cross_entropy_sum  # noqa: E402
 from trainer.spec import BatchSpec, ModelSpec, RunConfig, RunSpec, no_versions, save_run  # noqa: E402
 
-BENCH = Path(__file__).with_name("bench.jsonl")
 WARM_UP = 5  # steps before the clock starts
 
 
@@ -127,40 +126,18 @@ def cpu(*command):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def hardware():
-    """Processor and threads, in words."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":")[1].strip()
-            for line in info.read_text().splitlines()
-            if "model name" in line
-        ]
-        model = names[0] if names else model
-    return f"{model}, {torch.get_num_threads()} thread(s), no GPU"
-
-
-def git(*arguments):
-    """Output of a git command, or "" outside a repository."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
-
-
 def record(name, what, **figure):
-    """Print a figure and append its line to bench.jsonl."""
-    line = {
-        "name": name, "what": what, "kind": "requirement", "commit": git("rev-parse", "--verify", "HEAD") or "none",
-        "dirty": bool(git("status", "--porcelain")), "hardware": hardware(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__}, "seeds": [0],
-        "command": "OMP_NUM_THREADS=1 python tests/benchmarks/bench_trainer.py", **figure,
-    }  # fmt: skip
-    with BENCH.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, sort_keys=True) + "\n")
-    print(json.dumps(figure, sort_keys=True))  # noqa: T201 - this program's output
+    """One line of bench.jsonl."""
+    figures.record(
+        "bench.jsonl",
+        name,
+        packages=("torch",),
+        what=what,
+        kind="requirement",
+        seeds=[0],
+        command="make bench",
+        **figure,
+    )
 
 
 def step_speed(home, digest, rounds, steps):
