@@ -1,8 +1,8 @@
 # Everything a user or CI needs; `make` lists it.
 VENV ?= .venv
 PY := $(VENV)/bin/python
-SIZE ?=
-INBOX ?=
+SIZE ?= $(DATAWORTH_SIZE)
+INBOX ?= $(DATAWORTH_INBOX)
 STUDY ?=
 export DATAWORTH_SIZE := $(SIZE)
 export DATAWORTH_INBOX := $(INBOX)

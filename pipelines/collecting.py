@@ -9,11 +9,7 @@ if TYPE_CHECKING:
 
 
 def named_runs(home: "Home") -> set[str]:
-    """Runs that any stored result or issued receipt names.
-
-    A result is kept for every key, not only the newest, so a change that is taken back finds its runs again; a run is
-    unneeded only when its result is gone too.
-    """
+    """Runs that a newest result or an issued receipt names."""
     found: set[str] = set()
     for path in home.results.glob("*/*.json"):
         text = path.read_text()

@@ -42,12 +42,17 @@ def run(run: "RunSpec", directory: Path) -> int:
     surprisal = -np.log(counts / counts.sum())
     baseline_N = np.array([surprisal[sequence[1:]].sum() for sequence in sequences])
     loss, baseline = nll_N.sum() / tokens_N.sum(), baseline_N.sum() / tokens_N.sum()
-    residual_N = nll_N - loss * tokens_N
     n = len(sequences)
-    error = float(np.sqrt(n / max(1, n - 1) * (residual_N**2).sum()) / tokens_N.sum())
+
+    def error(total_N: "np.ndarray") -> float:
+        """Standard error of a ratio to tokens, with records as the sampling unit."""
+        residual_N = total_N - total_N.sum() / tokens_N.sum() * tokens_N
+        return float(np.sqrt(n / max(1, n - 1) * (residual_N**2).sum()) / tokens_N.sum())
+
     body = {
         "loss": float(loss),
-        "se": error,
+        "se": error(nll_N),
+        "gain_se": error(baseline_N - nll_N),
         "baseline": float(baseline),
         "records": n,
         "tokens": int(tokens_N.sum()),

@@ -176,11 +176,13 @@ def forward_signals(child: subprocess.Popen) -> Iterator[threading.Event]:
 
 def main() -> int:
     """Entry of the Pipes child."""
-    die_with_parent(os.getppid())
     parser = argparse.ArgumentParser(prog="python -m pipelines.launch", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder that holds run.json")
     parser.add_argument("--nproc", type=int, default=1, help="trainer processes on this machine")
+    parser.add_argument("--parent", type=int, default=0, help="process whose end ends this one")
     arguments = parser.parse_args()
+    if arguments.parent:
+        die_with_parent(arguments.parent)
     import dagster_pipes
 
     under_dagster = dagster_pipes.PipesEnvVarParamsLoader().is_dagster_pipes_process()
@@ -250,6 +252,8 @@ def launch(context: object, pipes_client: object, directory: Path, nproc: int) -
             str(directory),
             "--nproc",
             str(nproc),
+            "--parent",
+            str(os.getpid()),
         ]
         try:
             with observed(context, directory):

@@ -1,13 +1,10 @@
 """What an asset leaves behind, and the cache that makes a second run end in seconds.
 
-Dagster's command runs every selected asset again; it has no memory of its own. Ours is content-addressed: a result is
-stored under the digest of everything it depends on (code version of the asset, data versions upstream, the part of the
-configuration it reads), in `results/ASSET/KEY.json`, written last. A later run with the same key returns it; a crash before
-that last write leaves no result and the next run does the work again, resuming where the package below can resume.
-
-Only an asset's newest result is returned. HEAD and `tables/` are what the newest one left, and the corpus only grows: when a
-change is taken back, an older result would speak of files that are no longer there. Making it again is cheap, since the
-expensive part, a training run, has a folder of its own named by its content.
+Dagster's command runs every selected asset again; it has no memory of its own. Ours: the newest result of an asset lies in
+`results/ASSET/latest.json`, written last, with the digest of everything it depends on (code version of the asset, data
+versions upstream, the part of the configuration it reads). A later run with the same digest returns it, as long as the files
+it names are there and its tables unchanged; a crash before that last write leaves the old result and the next run does the
+work again, resuming where the package below can resume.
 """
 
 import json
@@ -49,21 +46,20 @@ def input_key(asset: str, code_version: str, inputs: Mapping[str, Any]) -> str:
     ).hexdigest()
 
 
-def _path(folder: Path, asset: str, key: str) -> Path:
-    return folder / asset / f"{key}.json"
+def _path(folder: Path, asset: str) -> Path:
+    return folder / asset / "latest.json"
 
 
 def store(folder: Path, result: Result) -> None:
-    """Write a result, then point the asset's `latest.json` at it."""
+    """Write a result in place of the asset's last one, atomically."""
     body = {
         "format": FORMAT, "asset": result.asset, "key": result.key,
         "data_version": result.data_version, "values": dict(result.values),
     }  # fmt: skip
     data = json.dumps(body, indent=1, sort_keys=True, allow_nan=False).encode()
-    path = _path(folder, result.asset, result.key)
+    path = _path(folder, result.asset)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, data)
-    write_atomic(path.with_name("latest.json"), data)
 
 
 def _read(path: Path, *, reused: bool) -> Result | None:
@@ -78,7 +74,7 @@ def _read(path: Path, *, reused: bool) -> Result | None:
 
 def latest(folder: Path, asset: str) -> Result | None:
     """The newest result of an asset, or None before its first."""
-    return _read(folder / asset / "latest.json", reused=True)
+    return _read(_path(folder, asset), reused=True)
 
 
 def reuse_or_make(
@@ -91,7 +87,8 @@ def reuse_or_make(
     """The stored result of this key, or the one that `make` returns now.
 
     A stored result counts only while it is the asset's newest, every path it names under `files` still exists, and its
-    tables hold what they held: a killed run may have left a table of its own.
+    tables hold what they held: a killed run may have left a table of its own. One with `settled` false was made from inputs
+    that were changing: it is used once and made again by the next run.
 
     Args:
         folder: The home's `results` folder.
@@ -113,8 +110,13 @@ def reuse_or_make(
 
 def _unchanged(home: Path, result: Result) -> bool:
     """Whether everything that a result names is still there, and its tables with the same content."""
-    return all((home / file).exists() for file in result.values.get("files", [])) and all(
-        _digest(home / file) == digest for file, digest in result.values.get("tables", {}).items()
+    return (
+        result.values.get("settled", True)
+        and all((home / file).exists() for file in result.values.get("files", []))
+        and all(
+            _digest(home / file) == digest
+            for file, digest in result.values.get("tables", {}).items()
+        )
     )
 
 

@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from importlib import metadata
@@ -14,6 +14,7 @@ from provenance import jcs
 
 if TYPE_CHECKING:
     from pipelines.resources import Site
+    from pipelines.results import Result
     from pipelines.sizes import Network
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -49,14 +50,6 @@ def hardware_digest() -> str:
     return digest_of([platform.system(), platform.machine(), platform.processor()])
 
 
-def network_config(network: "Network", vocab_size: int) -> dict[str, Any]:
-    """Model section of a run's configuration."""
-    return {
-        "vocab_size": vocab_size, "num_layers": network.num_layers, "dim": network.dim, "num_heads": network.num_heads,
-        "num_kv_heads": network.num_kv_heads, "ffn_dim": network.ffn_dim, "rope_theta": "10000", "norm_eps": "1e-5", "tied": True,
-    }  # fmt: skip
-
-
 def versions(
     *,
     corpus_version: str,
@@ -64,6 +57,7 @@ def versions(
     init_root: str,
     config: Mapping[str, Any],
     evaluation_set: str,
+    prompts: str,
 ) -> dict[str, str]:
     """The eleven items in which two runs can differ; each a digest or an explicit `none`."""
     return {
@@ -72,7 +66,7 @@ def versions(
         "tokenizer": tokenizer,
         "initial_weights": init_root,
         "configuration": digest_of(config),
-        "prompts": "none",
+        "prompts": prompts,
         "retrieval_index": "none",
         "evaluation_set": evaluation_set,
         "hardware": hardware_digest(),
@@ -109,6 +103,8 @@ class Job:
     """Peak learning rate; None for the size's own."""
     personal: Sequence[str] = ()
     """Owners whose records stand `personal_repeats` times in an epoch."""
+    prompts: str = "none"
+    """Digest of texts that the entry reads besides the corpus, such as an audit's look-alikes."""
 
 
 def prepare(
@@ -146,21 +142,17 @@ def prepare(
         OptimSpec,
         RunConfig,
         RunSpec,
+        run_digest,
         save_run,
     )
+    from trainer.codec import to_json
 
     size = site.size
-    model = network_config(job.network, vocab_size)
     layout = Layout(strategy="ddp" if job.world > 1 else "single", world_size=job.world)
     excluded_digest = sha256(job.excluded.read_bytes()).hexdigest() if job.excluded else "none"
-    identity = {
-        "entry": job.entry, "model": model, "steps": job.steps, "seed": job.seed, "world": job.world, "extra": dict(job.extra),
-        "excluded": excluded_digest, "init": job.init_root, "lr": job.lr or size.lr, "tokens": tokens_digest, "rows": size.rows,
-        "length": size.length, "repeats": size.personal_repeats, "personal": list(job.personal),
-        "checkpoint_every": size.checkpoint_every, "code": code_digest(("trainer", "valuation", "unlearning", "provenance")),
-    }  # fmt: skip
-    name = f"{job.kind}-{digest_of(identity)[:12]}"
-    directory = site.home.runs / name
+    directory = (
+        site.home.runs / "any"
+    )  # every run lies as deep as this one, so relative paths are the same
     config = RunConfig(
         model=ModelSpec(
             vocab_size=vocab_size, num_layers=job.network.num_layers, dim=job.network.dim,
@@ -173,13 +165,34 @@ def prepare(
         extra=dict(job.extra),
     )  # fmt: skip
     run = RunSpec(
-        run=name, kind=job.kind, entry=job.entry, recipe=size.name, config=config, layout=layout, seed=job.seed,
+        run=job.kind, kind=job.kind, entry=job.entry, recipe=size.name, config=config, layout=layout, seed=job.seed,
         corpus_version=corpus_version, tokens_digest=tokens_digest, tokens=relative(tokens, directory),
         excluded=Excluded(file=relative(job.excluded, directory), digest=excluded_digest) if job.excluded else None,
         init=relative(job.init, directory) if job.init else "none", init_root=job.init_root, steps=job.steps,
         versions=versions(
-            corpus_version=corpus_version, tokenizer=tokenizer, init_root=job.init_root, config=identity, evaluation_set=evaluation_set
+            corpus_version=corpus_version, tokenizer=tokenizer, init_root=job.init_root, config=to_json(config),
+            evaluation_set=evaluation_set, prompts=job.prompts,
         ),
     )  # fmt: skip
+    name = f"{job.kind}-{run_digest(run)[:12]}"
+    directory = site.home.runs / name
+    run = replace(run, run=name)
     save_run(run, directory)
     return directory
+
+
+def prepare_on(site: "Site", job: Job, tokens: "Result", target: "Result", evaluation: str) -> Path:
+    """`prepare` with the corpus's tokens and one part of the target."""
+    return prepare(
+        site, job, corpus_version=tokens["corpus_version"], tokens=site.home.path / tokens["folder"],
+        tokens_digest=tokens["digest"], tokenizer=tokens["tokenizer_digest"], vocab_size=tokens["vocab_size"],
+        evaluation_set=target[evaluation],
+    )  # fmt: skip
+
+
+def started(site: "Site", directory: Path, plan: "Result") -> int:
+    """Ledger entry that a run begins: its digest and its plan's, before the first step."""
+    from pipelines.steps.ledger import enter
+
+    digest = sha256((directory / "run.json").read_bytes()).hexdigest()
+    return enter(site, "run", {"run": directory.name, "run_digest": digest, "plan": plan["digest"]})

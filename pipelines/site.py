@@ -31,9 +31,16 @@ def make_home(path: Path, *, own_inbox: bool = False) -> bool:
     if not settings.exists():
         shipped = package_files.files("pipelines").joinpath("deploy/dagster.yaml")
         write_atomic(settings, shipped.read_bytes())
-    if home.config_path.exists():
+    demo = render(demo_config("default")).encode()
+    unused_demo = (
+        own_inbox
+        and not home.keys_path.exists()
+        and home.config_path.exists()
+        and home.config_path.read_bytes() == demo
+    )
+    if home.config_path.exists() and not unused_demo:
         return False
-    text = default_text() if own_inbox else render(demo_config("default"))
+    text = default_text() if own_inbox else demo.decode()
     write_atomic(home.config_path, text.encode())
     return True
 
@@ -51,8 +58,11 @@ def open_site(path: Path, inbox: Path | str | None, size: str | None, world: int
         ConfigError: `dataworth.toml` or an override is not valid; says what to change.
         HomeError: The home was written by a newer version.
     """
-    make_home(path, own_inbox=inbox is not None)
     home = Home(path)
+    remembered = home.path / "inbox-path"
+    if inbox is None and remembered.exists():
+        inbox = remembered.read_text()
+    make_home(path, own_inbox=inbox is not None)
     home.check()
     config = load(home.config_path)
     try:
@@ -60,6 +70,9 @@ def open_site(path: Path, inbox: Path | str | None, size: str | None, world: int
     except ValueError as error:
         raise ConfigError(str(error)) from None
     demo = _is_demo(home, own_inbox=inbox is not None)
+    if inbox is not None:
+        # Commands and schedules that come later look into the same inbox without being told again.
+        write_atomic(remembered, str(Path(inbox).resolve()).encode())
     if world:
         chosen = dataclasses.replace(chosen, world=world)
     return Site(

@@ -1,6 +1,5 @@
 """Commands that answer: `verify`, `sql`, `report`, `diff`, `explain`."""
 
-import dataclasses
 import json
 import webbrowser
 from collections.abc import Callable, Iterator
@@ -79,32 +78,50 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
     """Every claim of the home with the problems found, recomputed from disk."""
     from pipelines.steps import audit_trail as trail
 
-    corpus, tokens = _required(site, "corpus"), latest(site.home.results, "tokens")
-    yield (
-        f"corpus version {corpus['version'][:16]}: every row, tombstone and salt gives the manifest's roots",
-        _caught(trail.version, site, corpus),
-    )
-    checks: list[tuple[str, str, Callable[..., list[str]]]] = [
-        ("commitment", "ledger: signature, every entry, root", trail.ledger),
-        ("checkpoint", "checkpoint: file digests and the root in the ledger", trail.checkpoint),
-        ("prices", "prices: follow from committed values and add up to the pool", trail.prices),
-        ("receipts", "receipts: every owner's verifies offline", trail.receipts),
-        ("robustness_audit", "audit: the verdict follows from its rows", trail.verdict),
-    ]
-    if tokens:
-        # After a run that stopped early the newest shards may be of the version before: they are checked against that one.
-        theirs = dataclasses.replace(
-            corpus, values={**corpus.values, "version": tokens["corpus_version"]}
+    claims: list[tuple[str, Callable[..., list[str]], tuple[str, ...]]] = [
+        ("corpus: every row, tombstone and salt gives the manifest's roots", trail.version, ("corpus",)),
+        ("intake: the counts are those of the tables", trail.counts, ("corpus",)),
+        ("clusters: one for every live record", trail.clusters, ("clusters", "corpus")),
+        ("token shards: decode to the records", trail.tokens, ("tokens", "corpus")),
+        ("target: nothing of it is in the corpus", trail.target, ("target", "corpus")),
+        ("ledger: signature, every entry, root", trail.ledger, ("commitment",)),
+        ("plan: in the ledger before training, and its rule was followed", trail.plan, ("evaluation", "evaluation_plan", "checkpoint")),
+        ("checkpoint: files, manifest and root are those in the ledger", trail.checkpoint, ("checkpoint",)),
+        ("prices: the rule applied to the committed values, sum to the pool", trail.prices, ("prices",)),
+        ("receipts: every owner's verifies offline", trail.receipts, ("receipts",)),
+        ("erasure: no suspended record is in HEAD", trail.suspended, ("erasure_request",)),
+        ("gold model: files, manifest and root are those in the ledger", trail.model, ("gold_checkpoint",)),
+        ("unlearned model: files, manifest and root are those in the ledger", trail.model, ("unlearned_checkpoint",)),
+        ("audit: the verdict follows from its rows", trail.verdict, ("robustness_audit",)),
+    ]  # fmt: skip
+    for claim, check, assets in claims:
+        results = [
+            result for result in (latest(site.home.results, asset) for asset in assets) if result
+        ]
+        if len(results) < len(assets):
+            yield claim, ["not made yet: run `dataworth run`"]
+        elif _of_one_version(dict(zip(assets, results, strict=True))):
+            yield claim, _caught(check, site, *results)
+        else:
+            yield (
+                f"{claim} (skipped: the last run stopped between the two, the next one goes on)",
+                [],
+            )
+
+
+def _of_one_version(found: dict[str, Result]) -> bool:
+    """Whether results that are checked against each other were made from each other."""
+    corpus, clusters, tokens = (found.get(name) for name in ("corpus", "clusters", "tokens"))
+    if corpus and clusters:
+        return clusters["version"] == corpus["version"]
+    if corpus and tokens:
+        return tokens["corpus_version"] == corpus["version"]
+    if evaluation := found.get("evaluation"):
+        return (
+            evaluation["plan"] == found["evaluation_plan"]["digest"]
+            and evaluation["checkpoint"] == found["checkpoint"]["root"]
         )
-        yield "token shards: decode to the records", _caught(trail.tokens, site, tokens, theirs)
-    for asset, claim, check in checks:
-        result = latest(site.home.results, asset)
-        yield (
-            claim,
-            ["not made yet: run `dataworth run`"]
-            if result is None
-            else _caught(check, site, result),
-        )
+    return True
 
 
 def _caught(check: Callable[..., list[str]], *arguments: Any) -> list[str]:

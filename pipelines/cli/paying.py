@@ -22,6 +22,8 @@ def payouts(
     """Who is paid what by the last run: integers that add up to the pool, with the committed rule's digest."""
     import polars as pl
 
+    from valuation.pricing import RESERVE
+
     site = this_site()
     path = site.home.table("prices")
     if not path.exists():
@@ -32,7 +34,9 @@ def payouts(
     if as_csv:
         writer = csv.writer(sys.stdout)
         writer.writerow(frame.columns)
-        writer.writerows(frame.iter_rows())
+        writer.writerows(
+            frame.filter(pl.col("subject") != RESERVE).iter_rows()
+        )  # nobody is paid the reserve
         return
     currency = frame["currency"][0]
     table = Table(

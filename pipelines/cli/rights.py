@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from pipelines.cli.asking import _required, this_site
-from pipelines.requests import Request, RequestError, matching, save
+from pipelines.requests import Request, RequestError, load, matching, save
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,6 +68,12 @@ def _request(
     )  # fmt: skip
     found = matching(frame, [request])
     others = _same_text_elsewhere(frame, found)
+    before = next((other for other in load(site.home) if other.id == request.id), None)
+    if before is not None:
+        console.print(
+            f"request {before.id} was made before: {before.state}, received {before.received}, until {before.deadline}"
+        )
+        return
     save(site.home, request)
     if kind == "withdraw":
         _suppress(site, owner, found)

@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -32,6 +34,9 @@ FAILED_CHECK = re.compile(
     re.MULTILINE,
 )
 REUSED = re.compile(r" - (?P<asset>\w+): nothing changed, reused ")
+
+if TYPE_CHECKING:
+    from pipelines.storage.home import Home
 
 console = Console()
 
@@ -87,7 +92,7 @@ def run(
         "pipelines.definitions",
     ]
     started = time.monotonic()
-    with log.open("wb") as file:
+    with _one_run_at_a_time(site.home), log.open("wb") as file:
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             env=environment(settings, DATAWORTH_SIZE=size or settings.size, DATAWORTH_INBOX=inbox or (str(settings.inbox or "") or None)),
@@ -105,6 +110,22 @@ def run(
     console.print(
         f"done in {time.monotonic() - started:.0f} s; next: dataworth report, dataworth verify, dataworth ui"
     )
+
+
+@contextmanager
+def _one_run_at_a_time(home: "Home") -> Iterator[None]:
+    """One home has one newest result per asset, so runs of different content must not mix; a second one waits, and says so."""
+    from pipelines.storage.errors import HomeError
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(home.lock("run", timeout_s=0.1))
+        except HomeError:
+            console.print(
+                "another run is going on in this home; waiting for it to end (stop with Ctrl-C)"
+            )
+            stack.enter_context(home.lock("run"))
+        yield
 
 
 def _follow(process: subprocess.Popen, log: Path) -> int:
@@ -194,15 +215,15 @@ def ui(
 
 
 def status() -> None:
-    """What this home holds: version, assets and when each was made, ledger, requests."""
+    """What this home holds: every asset's newest result, open requests with their deadlines, the size of the ledger."""
+    from pipelines.cli.asking import this_site
     from pipelines.defs import ASSETS
+    from pipelines.requests import load
     from pipelines.results import latest
-    from pipelines.site import open_site
 
-    settings = read_settings()
-    site = open_site(settings.home, settings.inbox, settings.size, settings.world)
+    site = this_site()
     table = Table(
-        "asset", "data version", "facts", title=f"{settings.home}  (size {site.size.name})"
+        "asset", "data version", "facts", title=f"{site.home.path}  (size {site.size.name})"
     )
     for name in ASSETS:
         result = latest(site.home.results, name)
@@ -214,6 +235,13 @@ def status() -> None:
         )
         table.add_row(name, result.data_version[:12] if result else "never made", shown[:100])
     console.print(table)
+    requests = Table("request", "kind", "state", "received", "deadline", title="requests")
+    for request in load(site.home):
+        requests.add_row(
+            request.id, request.kind, request.state, request.received, request.deadline
+        )
+    if requests.row_count:
+        console.print(requests)
 
 
 COMMANDS = [init, run, ui, status]

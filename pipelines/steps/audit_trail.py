@@ -5,6 +5,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.steps.ledger import corpus_keys, open_ledger, verifier_key
+from pipelines.steps.pricing import price_list
 from pipelines.steps.tables import records
 
 if TYPE_CHECKING:
@@ -12,15 +13,20 @@ if TYPE_CHECKING:
     from pipelines.results import Result
 
 
-def counts(corpus: "Result") -> list[str]:
-    """Received = accepted + held_out + quarantined + duplicates."""
+def counts(site: "Site", corpus: "Result") -> list[str]:
+    """Received = accepted + held_out + quarantined + duplicates, and the tables hold as many rows as they are said to."""
+    import polars as pl
+
     found = corpus["counts"]
     total = found["accepted"] + found["held_out"] + found["quarantined"] + found["duplicates"]
-    return (
-        []
-        if total == found["received"]
-        else [f"received {found['received']}, but the parts add up to {total}"]
-    )
+    problems = []
+    if total != found["received"]:
+        problems.append(f"received {found['received']}, but the parts add up to {total}")
+    for name, count in (("quarantine", found["quarantined"]), ("duplicates", found["duplicates"])):
+        rows = len(pl.read_parquet(site.home.table(name)))
+        if rows != count:
+            problems.append(f"{count} records counted as {name}, the table has {rows} rows")
+    return problems
 
 
 def version(site: "Site", corpus: "Result") -> list[str]:
@@ -130,12 +136,24 @@ def prices(site: "Site", prices: "Result") -> list[str]:
         problems.append("values.parquet is not the table that the prices were made from")
     if problems:
         return problems  # a damaged table may not even be readable
-    total = int(pl.read_parquet(site.home.table("prices"))["price_microunits"].sum())
-    return (
-        []
-        if total == prices["pool"]
-        else [f"prices add up to {total}, the pool is {prices['pool']}"]
+    frame = pl.read_parquet(site.home.table("prices"))
+    total = int(frame["price_microunits"].sum())
+    if total != prices["pool"]:
+        problems.append(f"prices add up to {total}, the pool is {prices['pool']}")
+    values_now = sha256(site.home.table("values").read_bytes()).hexdigest()
+    recomputed = (
+        price_list(site, prices["unattributed_nano"]) if values_now == prices["values"] else None
     )
+    if recomputed is not None and recomputed.rule_digest == prices["rule_digest"]:
+        paid = dict(zip(frame["subject"], frame["price_microunits"], strict=True))
+        wrong = [
+            row.subject for row in recomputed.rows if paid.get(row.subject) != row.price_microunits
+        ]
+        if wrong:
+            problems.append(
+                f"the price of {wrong[0]} is not what the rule gives for the committed values"
+            )
+    return problems
 
 
 def _named(site: "Site", entries: "list[dict[str, Any]]", kind: str, digest: str) -> bool:
@@ -185,7 +203,7 @@ def receipts(site: "Site", receipts: "Result") -> list[str]:
 
 
 def checkpoint(site: "Site", checkpoint: "Result") -> list[str]:
-    """File digests of the checkpoint, and its root in the ledger."""
+    """Every file of the checkpoint is the one that its manifest names, and manifest and root are those in the ledger."""
     from trainer.checkpoint import verify
     from trainer.errors import CheckpointError
 
@@ -193,13 +211,24 @@ def checkpoint(site: "Site", checkpoint: "Result") -> list[str]:
         found = verify(site.home.path / checkpoint["checkpoint"])
     except CheckpointError as error:
         return [str(error)]
-    windows = open_ledger(site).entry(checkpoint["entry"])["body"]["windows"]
+    body = open_ledger(site).entry(checkpoint["entry"])["body"]
+    windows = body["windows"]
+    manifest = site.home.path / checkpoint["checkpoint"] / "manifest.json"
     problems = []
+    if sha256(manifest.read_bytes()).hexdigest() != body["manifest"]:
+        problems.append(
+            "the checkpoint's manifest, which names its files, is not the one in the ledger"
+        )
     if found.root != checkpoint["root"]:
         problems.append(f"expected root {checkpoint['root'][:16]}, got {found.root[:16]}")
     if windows[-1]["state_digest"] != checkpoint["root"]:
         problems.append("the ledger's last window ends in another state than the checkpoint")
     return problems
+
+
+def model(site: "Site", found: "Result") -> list[str]:
+    """`checkpoint` for a model of the audit, which is not there when no request is pending."""
+    return [] if found["skipped"] else checkpoint(site, found)
 
 
 def plan(site: "Site", evaluation: "Result", plan: "Result", checkpoint: "Result") -> list[str]:
@@ -212,9 +241,15 @@ def plan(site: "Site", evaluation: "Result", plan: "Result", checkpoint: "Result
         != sha256((site.home.path / plan["files"][0]).read_bytes()).hexdigest()
     ):
         problems.append("the plan file is not the one whose digest is in the ledger")
-    if plan["entry"] >= checkpoint["entry"]:
+    if plan["entry"] >= checkpoint["start"]:
         problems.append(
-            f"the plan is entry {plan['entry']}, after the training's {checkpoint['entry']}"
+            f"the plan is entry {plan['entry']}, the training began at {checkpoint['start']}"
+        )
+    entered = log.entry(evaluation["entry"])["body"]
+    gain = (entered["baseline_micronats"] - entered["loss_micronats"]) / 1e6
+    if abs(gain - evaluation["gain"]) > 2e-6:
+        problems.append(
+            f"the ledger's evaluation gives a gain of {gain:.6f} nats, the result says {evaluation['gain']:.6f}"
         )
     expected = (
         "promote"
@@ -259,10 +294,23 @@ def verdict(site: "Site", audit: "Result") -> list[str]:
     return contradictions(body, read_rows(folder / "rows.parquet"))
 
 
-def report(site: "Site", report: "Result") -> list[str]:
+def report(site: "Site", report: "Result", erasure: "Result") -> list[str]:
     """Nothing from outside, no suspended text."""
     import re
 
+    from provenance import unseal
+
     page = (site.home.path / report["path"]).read_text()
     outside = re.findall(r"""(?:src|href)=["']?(?:https?:)?//[^"' >]+""", page)
-    return [f"the page points outside: {outside[0]}"] if outside else []
+    problems = [f"the page points outside: {outside[0]}"] if outside else []
+    folder = site.home.erasure / erasure["batch"]
+    if (folder / "sealed").exists():
+        lines = (
+            unseal((folder / "key").read_bytes(), (folder / "sealed").read_bytes())
+            .decode()
+            .splitlines()
+        )
+        shown = sum(json.loads(line)["text"] in page for line in lines)
+        if shown:
+            problems.append(f"the page holds the text of {shown} suspended records")
+    return problems

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from pipelines.requests import Request, load, matching, pending
-from pipelines.results import latest
+from pipelines.requests import load, matching, pending
 from pipelines.runs import digest_of
 from pipelines.steps.ledger import corpus_keys
 from pipelines.steps.tables import records, write_table
-from provenance import write_atomic
+from provenance import keyed, write_atomic
 
 if TYPE_CHECKING:
     from pipelines.resources import Site
     from pipelines.results import Result
     from pipelines.storage.deliveries import Delivery
+    from pipelines.storage.intake import Intake
 
 Made = tuple[str, Mapping[str, Any]]
 
@@ -86,10 +86,15 @@ def corpus_inputs(site: "Site") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def corpus(site: "Site") -> Made:
+def corpus(site: "Site", seen: "Result") -> Made:
     """Take in the inbox, stage a version on the last one, verify it, then move HEAD.
 
-    Records of a request that is not finished yet stay in the version that values and audits rest on, but never in HEAD.
+    Records of an erasure request stay in the version that their audit rests on, but never in HEAD, and never in a version
+    that is made after their suspension.
+
+    Args:
+        site: The open home.
+        seen: The `deliveries` that the result is kept under; if the inbox is another by now, the next run looks again.
     """
     from pipelines.storage.intake import read_deliveries, read_target
     from pipelines.storage.suppression import SuppressionList
@@ -108,57 +113,91 @@ def corpus(site: "Site") -> Made:
         target_fingerprints=frozenset(held["fingerprint"]) if held is not None else frozenset(),
     )  # fmt: skip
     held = found.held_out if held is None else held
+    _refuse_held_out_content(site, found)
     versions = Versions(site.home, keys)
-    before = latest(site.home.results, "corpus")
-    version = _without_withdrawn(
-        site, versions, versions.stage(found.records, before["version"] if before else None)
+    before = lineage(site)
+    gone = suspended_ids(site)
+    fresh = (
+        found.records.filter(~found.records["record_id"].is_in(list(gone)))
+        if gone
+        else found.records
     )
+    version = _without_withdrawn(site, versions, versions.stage(fresh, before))
+    if before is not None and version != before:
+        version = _without(versions, version, gone)
     versions.verify(version)
-    head = _without_suspended(site, versions, version)
+    head = _without(versions, version, gone)
+    versions.verify(head)
     with site.home.lock("head"):
         versions.move_head(head, expected=versions.head())
+        write_atomic(site.home.path / "LINEAGE", version.encode())
     quarantine = write_table(site.home.table("quarantine"), found.quarantine)
     write_table(site.home.table("duplicates"), found.duplicates)
     held_path = site.home.target / "held_out.parquet"
-    held_digest = write_table(held_path, held)
+    write_table(held_path, held)
     held_path.chmod(0o600)
+    held_digest = keyed(keys.k_file, b"".join(sorted(held["record_id"]))).hex()
     manifest = versions.manifest(version)
+    read = digest_of([[file.delivery, file.digest] for file in found.files])
     counts = {
         name: getattr(found.counts, name)
         for name in ("received", "accepted", "held_out", "quarantined", "duplicates")
     }
     return version, {
-        "files": [f"versions/{version}/manifest.json", "tables/quarantine.parquet", "target/held_out.parquet"],
-        "version": version, "parent": manifest.parent, "size": manifest.size, "live": manifest.live, "head": head,
+        "files": [f"versions/{version}/manifest.json", "tables/quarantine.parquet"],
+        "version": version, "parent": manifest.parent, "settled": read == seen.data_version, "size": manifest.size, "live": manifest.live, "head": head,
         "record_root": manifest.record_root, "sparse_root": manifest.sparse_root, "owners": dict(manifest.owners), "counts": counts,
         "quarantine_digest": quarantine, "target_digest": held_digest,
         "reasons": dict(found.quarantine.group_by("reason").len().sort("reason").iter_rows()),
     }  # fmt: skip
 
 
+def lineage(site: "Site") -> str | None:
+    """The version that the next one builds on: the last that was made, not HEAD, which lacks suspended records."""
+    path = site.home.path / "LINEAGE"
+    return path.read_text().strip() if path.exists() else None
+
+
+def suspended_ids(site: "Site") -> set[bytes]:
+    """Record ids of all erasures beyond `received`, as their batches list them."""
+    if not any(request.state != "received" for request in pending(site.home)):
+        return set()
+    lists = site.home.erasure.glob("*/excluded.txt")
+    return {bytes.fromhex(line) for path in lists for line in path.read_text().split()}
+
+
+def _refuse_held_out_content(site: "Site", found: "Intake") -> None:
+    """Stop before content of the frozen target enters the lineage, which only grows.
+
+    Raises:
+        IntakeError: Says how to go on.
+    """
+    from pipelines.storage.errors import IntakeError
+    from pipelines.storage.target import load_target
+
+    if (site.home.target / "target.json").exists():
+        held = load_target(site.home).fingerprints
+        inside = int(found.records["fingerprint"].is_in(list(held)).sum())
+        if inside:
+            raise IntakeError(
+                f"{inside} delivered records are in the held-out target, which was split once and is frozen; set [target] since "
+                "in dataworth.toml back to what it was, or take these records out of the inbox"
+            )
+
+
 def _without_withdrawn(site: "Site", versions: Any, version: str) -> str:
     """The version without what its owners withdrew; nothing that is made from now on sees it."""
-    return _tombstoned(
-        versions, version, [request for request in load(site.home) if request.kind == "withdraw"]
-    )
-
-
-def _without_suspended(site: "Site", versions: Any, version: str) -> str:
-    """The version for HEAD: without the records of erasure requests that were suspended before."""
-    return _tombstoned(
-        versions,
-        version,
-        [request for request in pending(site.home) if request.state != "received"],
-    )
-
-
-def _tombstoned(versions: Any, version: str, requests: "list[Request]") -> str:
-    """The version without the records that the requests name and that are still live in it."""
+    requests = [request for request in load(site.home) if request.kind == "withdraw"]
     if not requests:
         return version
     frame = versions.read(version, ["index", "record_id", "owner", "source"])
-    gone = matching(frame, requests, required=False)["record_id"].to_list()
-    return versions.tombstone(version, gone) if gone else version
+    return _without(versions, version, set(matching(frame, requests, required=False)["record_id"]))
+
+
+def _without(versions: Any, version: str, gone: set[bytes]) -> str:
+    """The version without those of the records that are live in it."""
+    live = gone & set(versions.read(version, ["record_id"])["record_id"]) if gone else set()
+    return versions.tombstone(version, sorted(live)) if live else version
 
 
 def quarantine(corpus: "Result") -> Made:
@@ -186,7 +225,7 @@ def clusters(site: "Site", corpus: "Result") -> Made:
     )  # fmt: skip
     digest = write_table(site.home.table("clusters"), table)
     return digest, {
-        "files": ["tables/clusters.parquet"], "records": len(table), "clusters": int(table["cluster"].n_unique()),
+        "files": ["tables/clusters.parquet"], "version": corpus["version"], "records": len(table), "clusters": int(table["cluster"].n_unique()),
         "exact": int((table["kind"] == "exact").sum()), "near": int((table["kind"] == "near").sum()),
     }  # fmt: skip
 
@@ -229,14 +268,19 @@ def target(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     """Split the held-out records once into value, test and a sealed confirmation part."""
     import polars as pl
 
+    from pipelines.storage.records import SCHEMA
     from pipelines.storage.target import CONFIRM, TEST, VALUE, split_target
     from pipelines.storage.tokens import load_tokenizer
     from trainer import TokenStore
 
-    held = pl.read_parquet(site.home.target / "held_out.parquet")
+    path = site.home.target / "held_out.parquet"
+    held = pl.read_parquet(path) if path.exists() else pl.DataFrame(schema=SCHEMA)
     tokenizer = load_tokenizer(site.home.tokenizer_path, tokens["tokenizer_digest"])
     inside = records(site, corpus["version"], "fingerprint")["fingerprint"]
     found = split_target(site.home, corpus_keys(site), held, tokenizer, inside)
+    path.unlink(
+        missing_ok=True
+    )  # it holds the confirmation part in the clear, which is sealed from now on
     values: dict[str, Any] = {
         "files": ["target/target.json", "target/target_confirm.sealed"],
         "digest": found.digest,

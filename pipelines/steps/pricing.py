@@ -5,14 +5,15 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import digest_of
-from pipelines.steps.ledger import enter
+from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import parquet, records, token_store
 from provenance import write_atomic
 
 if TYPE_CHECKING:
     from pipelines.resources import Site
     from pipelines.results import Result
-    from valuation import OwnerValues
+    from provenance import SumTree
+    from valuation import OwnerValues, PriceList, PriceRule
 
 Made = tuple[str, Mapping[str, Any]]
 
@@ -59,6 +60,7 @@ def value_table(
         "values",
         {
             "table": digest,
+            "utilities": owner_values.data_version,
             "rows": len(frame),
             "plan": plan["digest"],
             "corpus_version": corpus["version"],
@@ -106,22 +108,35 @@ def pricing_inputs(site: "Site") -> dict[str, Any]:
     }
 
 
-def prices(site: "Site", values: "Result") -> Made:
-    """Share the pool; without a pool prices are skipped, visibly."""
-    import polars as pl
-
-    from pipelines.steps.ledger import corpus_keys
-    from pipelines.steps.provenance import payout_tree
-    from provenance import prices_body
-    from valuation import NanoRow, OwnerValues, PriceRule, price, prices_frame, rule_digest
+def rule_of(site: "Site") -> "PriceRule | None":
+    """The configured price rule, or None without a pool."""
+    from valuation import PriceRule
 
     pricing = site.config.pricing
     if pricing.pool_microunits is None:
-        site.home.table("prices").unlink(missing_ok=True)
-        return digest_of("no pool"), {
-            "skipped": "no pool: set pool_microunits under [pricing] in dataworth.toml",
-            "rows": 0,
-        }
+        return None
+    return PriceRule(
+        pool_microunits=pricing.pool_microunits, currency=pricing.currency, reserve_microunits=pricing.reserve_microunits
+    )  # fmt: skip
+
+
+def enter_rule(site: "Site") -> int:
+    """Enter the price rule before any value is known; -1 without a pool. A rule of later shows by its place in the ledger."""
+    from valuation import rule_document
+
+    rule = rule_of(site)
+    return -1 if rule is None else enter(site, "price_rule", rule_document(rule))
+
+
+def price_list(site: "Site", unattributed_nano: Mapping[str, int]) -> "PriceList | None":
+    """Prices from the stored values by the configured rule: what anyone can recompute."""
+    import polars as pl
+
+    from valuation import NanoRow, OwnerValues, price
+
+    rule = rule_of(site)
+    if rule is None:
+        return None
     table = pl.read_parquet(site.home.table("values")).filter(pl.col("subject_kind") == "owner")
     rows = tuple(
         NanoRow(
@@ -130,24 +145,47 @@ def prices(site: "Site", values: "Result") -> Made:
         )
         for row in table.iter_rows(named=True)
     )  # fmt: skip
-    rule = PriceRule(
-        pool_microunits=pricing.pool_microunits,
-        currency=pricing.currency,
-        reserve_microunits=pricing.reserve_microunits,
-    )
-    found = price(OwnerValues(rows, values["unattributed_nano"]), rule)
+    return price(OwnerValues(rows, unattributed_nano), rule)
+
+
+def prices(site: "Site", values: "Result") -> Made:
+    """Share the pool; without a pool prices are skipped, visibly."""
+    from provenance import prices_body
+    from valuation import prices_frame
+
+    found = price_list(site, values["unattributed_nano"])
+    if found is None:
+        site.home.table("prices").unlink(missing_ok=True)
+        return digest_of("no pool"), {
+            "skipped": "no pool: set pool_microunits under [pricing] in dataworth.toml",
+            "rows": 0,
+        }
+    rule_entry = enter_rule(site)
     frame = prices_frame(found, plan_digest=values["plan"])
     data = parquet(frame)
     digest = sha256(data).hexdigest()
     tree = payout_tree(frame, corpus_keys(site).k_owner)
     root, total = tree.root
     body = prices_body(values["corpus_version"], tree) | {
-        "values": values["digest"], "rule": rule_digest(rule), "table": digest, "currency": pricing.currency,
+        "values": values["digest"], "rule": found.rule_digest, "table": digest, "currency": found.currency,
     }  # fmt: skip
     entry = enter(site, "prices", body)
     write_atomic(site.home.table("prices"), data)
+    pricing = site.config.pricing
     return digest, {
-        "files": ["tables/prices.parquet"], "rows": len(found.rows), "currency": pricing.currency, "pool": pricing.pool_microunits,
-        "sum": total, "reserve": found.reserve_microunits, "reserve_reasons": list(found.reserve_reasons), "entry": entry,
-        "rule_digest": rule_digest(rule), "sum_root": root.hex(), "values": values["digest"], "skipped": "",
+        "files": ["tables/prices.parquet"], "rows": len(found.rows), "currency": found.currency, "pool": pricing.pool_microunits,
+        "sum": total, "reserve": found.reserve_microunits, "reserve_reasons": list(found.reserve_reasons),
+        "entry": entry, "rule_entry": rule_entry, "rule_before_values": rule_entry < values["entry"],
+        "rule_digest": found.rule_digest, "sum_root": root.hex(), "values": values["digest"],
+        "unattributed_nano": dict(values["unattributed_nano"]), "skipped": "",
     }  # fmt: skip
+
+
+def payout_tree(frame: Any, k_owner: bytes) -> "SumTree":
+    """Merkle-sum tree over a price table; its labels are owner pseudonyms."""
+    from provenance import SumTree, keyed
+
+    return SumTree(
+        (keyed(k_owner, row["subject"].encode()), row["price_microunits"])
+        for row in frame.iter_rows(named=True)
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import digest_of
 from pipelines.steps.ledger import corpus_keys, enter, now, open_ledger, verifier_key
+from pipelines.steps.pricing import payout_tree
 from pipelines.steps.tables import records
 from provenance import (
     CorpusState,
@@ -259,11 +260,3 @@ def _payouts(
         for index, row in enumerate(frame.iter_rows(named=True))
     }
     return place, tree, [prices["entry"]]
-
-
-def payout_tree(frame: Any, k_owner: bytes) -> SumTree:
-    """Merkle-sum tree over a price table; its labels are owner pseudonyms."""
-    return SumTree(
-        (keyed(k_owner, row["subject"].encode()), row["price_microunits"])
-        for row in frame.iter_rows(named=True)
-    )

@@ -209,7 +209,7 @@ def _evaluation(plan: "Result", evaluation: "Result") -> EvaluationPlan:
     return EvaluationPlan(
         digest=plan["digest"], decision=plan["decision"], metric="fall of loss below the unigram baseline on target_test",
         unit="nats per token", better="higher", threshold=evaluation["threshold"],
-        observed=Estimate(value=evaluation["gain"], se=evaluation["loss_se"], n=evaluation["records"]), holds=evaluation["holds"],
+        observed=Estimate(value=evaluation["gain"], se=evaluation["gain_se"], n=evaluation["records"]), holds=evaluation["holds"],
         reason=f"decision by the committed rule: {evaluation['decision']}",
     )  # fmt: skip
 
@@ -258,7 +258,7 @@ def _versions(parts: Mapping[str, "Result"]) -> tuple[Version, ...]:
         Version(name="python", version=platform.python_version()),
         *found,
         Version(name="code (digest)", version=code_digest()),
-        Version(name="tokens", version=parts["commitment"]["version"]),
+        Version(name="corpus", version=parts["commitment"]["version"]),
     )
 
 

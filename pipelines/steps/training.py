@@ -1,13 +1,14 @@
 """Steps of the training group: the layout, the run, its evaluation against the plan."""
 
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.runs import Job, digest_of, relative
+from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
 from pipelines.steps.ledger import enter
-from pipelines.steps.valuation import prepare_on
+from pipelines.steps.tables import token_store
 
 if TYPE_CHECKING:
     from pipelines.resources import Site
@@ -30,6 +31,8 @@ def plan_inputs(site: "Site", tokens: "Result", plan: "Result") -> dict[str, Any
         "size": size,
         "world": site.world,
         "cores": cores(),
+        "demo": site.demo,
+        "personal_owners": list(site.config.intake.personal_owners),
     }
 
 
@@ -57,12 +60,15 @@ def training_plan(site: "Site", tokens: "Result", plan: "Result") -> Made:
             layout["reason"] = (
                 "the model fits in every process, so gathering shards would only cost time"
             )
+    # The demonstration quotes its synthetic people more often than speeches, or there would be nothing to forget.
+    owners = set(token_store(site, tokens).owners) if site.demo else set()
+    repeated = sorted(owners & set(site.config.intake.personal_owners))
     config = {
-        "steps": size.steps, "rows": size.rows, "length": size.length, "lr": size.lr, "seed": plan["seeds"]["train"],
+        "repeated": repeated, "repeats": size.personal_repeats, "steps": size.steps, "rows": size.rows, "length": size.length, "lr": size.lr, "seed": plan["seeds"]["train"],
         "parameters": parameters, "tokens": tokens["digest"], "plan": plan["digest"], "layout": chosen["strategy"], "world": chosen["world"],
     }  # fmt: skip
     return digest_of(config), {
-        "layouts": layouts, "chosen": chosen["strategy"], "world": chosen["world"], "parameters": parameters,
+        "layouts": layouts, "repeated": repeated, "chosen": chosen["strategy"], "world": chosen["world"], "parameters": parameters,
         "training_tokens": size.steps * size.rows * size.length,
         "epochs": size.steps * size.rows * size.length / max(1, tokens["tokens"]),
     }  # fmt: skip
@@ -81,7 +87,7 @@ def model_job(site: "Site", plan: "Result", training_plan: "Result", **changes: 
     """The recipe of the released model; gold models change the excluded records and the seed only."""
     values: dict[str, Any] = {
         "kind": "train", "entry": "trainer.loop:train", "network": site.size.model, "steps": site.size.steps,
-        "seed": plan["seeds"]["train"], "world": training_plan["world"], "personal": tuple(site.config.intake.personal_owners),
+        "seed": plan["seeds"]["train"], "world": training_plan["world"], "personal": tuple(training_plan["repeated"]),
     }  # fmt: skip
     return Job(**(values | changes))
 
@@ -93,8 +99,9 @@ def finished(site: "Site", directory: Path, result: Mapping[str, Any]) -> dict[s
     windows = [
         json.loads(line) for line in (directory / "windows.jsonl").read_text().splitlines() if line
     ]
+    manifest = directory / result["checkpoint"] / "manifest.json"
     body = {
-        "run": directory.name,
+        "run": directory.name, "manifest": sha256(manifest.read_bytes()).hexdigest(),
         "windows": [
             {
                 "run": directory.name, "first_step": row["first_step"], "last_step": row["last_step"], "shards": row["shards"],
@@ -133,18 +140,9 @@ def checkpoint(
     """Train the released model."""
     job = model_job(site, plan, training_plan)
     directory = prepare_on(site, job, tokens, target, "test_digest")
-    enter(
-        site,
-        "run",
-        {
-            "run": directory.name,
-            "plan": plan["digest"],
-            "tokens": tokens["digest"],
-            "seed": job.seed,
-        },
-    )
+    start = started(site, directory, plan)
     values = finished(site, directory, run(directory, job.world))
-    return values["root"], values
+    return values["root"], values | {"start": start}
 
 
 def evaluation(
@@ -177,7 +175,7 @@ def evaluation(
         "baseline_micronats": round(measured["baseline"] * 1e6), "decision": decision,
     }  # fmt: skip
     return digest_of(body), {
-        "files": [f"runs/{directory.name}/evaluation.json"], "run": directory.name, "loss": measured["loss"], "loss_se": measured["se"],
-        "baseline": measured["baseline"], "gain": gain, "threshold": threshold, "holds": gain >= threshold, "decision": decision,
+        "files": [f"runs/{directory.name}/evaluation.json"], "run": directory.name, "loss": measured["loss"], "loss_se": measured["se"], "gain_se": measured["gain_se"],
+        "baseline": measured["baseline"], "gain": gain, "threshold": threshold, "holds": gain >= threshold, "plan": plan["digest"], "checkpoint": checkpoint["root"], "decision": decision,
         "records": measured["records"], "entry": enter(site, "evaluation", body), "status": result["status"],
     }  # fmt: skip

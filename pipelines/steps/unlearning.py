@@ -7,13 +7,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.requests import Request, advance, matching, pending
-from pipelines.runs import Job, digest_of, relative
+from pipelines.requests import Request, RequestError, advance, matching, pending
+from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
-from pipelines.steps.valuation import prepare_on
-from provenance import seal, write_atomic
+from provenance import jcs, keyed, seal, write_atomic
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,7 +24,7 @@ Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
 UNLEARN_LR = "0.0002"  # as in the pilot of the notes: larger steps wreck utility before they forget
-NO_REQUEST = "no erasure request is pending in this corpus version"
+NO_REQUEST = "no erasure request names a record of this corpus version"
 
 
 def pending_digest(site: "Site") -> str:
@@ -37,20 +36,21 @@ def erasure_request(site: "Site", corpus: "Result") -> Made:
     """Suspend the records of all pending requests: out of HEAD, text sealed, ids listed for the trainers."""
     from pipelines.storage.versions import Versions
 
-    requests = pending(site.home)
-    frame = records(
-        site, corpus["version"], "record_id", "owner", "source", "position", "text", "personal"
-    )
-    batch = digest_of([request.identity() for request in requests])[:12] if requests else "none"
+    for left_over in site.home.erasure.glob("*/retained.jsonl"):
+        left_over.unlink()  # a killed audit could not remove its copy of people's text
+    columns = ("record_id", "owner", "source", "position", "text", "personal")
+    frame = records(site, corpus["version"], *columns)
+    # Records that were suspended before this version was made are not in it: their audit is an earlier version's.
+    requests = [one for one in pending(site.home) if len(matching(frame, [one], required=False))]
+    chosen = matching(frame, requests)
+    listed = "".join(record_id.hex() + "\n" for record_id in chosen["record_id"]).encode()
+    identities = [request.identity() for request in requests]
+    # Named by the records too: later deliveries can add some to a request that names a whole owner.
+    batch = digest_of([identities, sha256(listed).hexdigest()])[:12] if requests else "none"
     folder = site.home.erasure / batch
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    chosen = matching(frame, requests)
     excluded = folder / "excluded.txt"
-    write_atomic(
-        excluded,
-        "".join(record_id.hex() + "\n" for record_id in chosen["record_id"]).encode(),
-        0o600,
-    )
+    write_atomic(excluded, listed, 0o600)
     values: dict[str, Any] = {
         "batch": batch, "requests": [request.id for request in requests], "records": len(chosen),
         "people": chosen.select("owner", "source").n_unique(), "excluded": str(excluded.relative_to(site.home.path)),
@@ -101,11 +101,9 @@ def _lines(frame: "pl.DataFrame") -> bytes:
 
 
 def _enter_state(site: "Site", request: Request, state: str) -> int:
-    return enter(
-        site,
-        "erasure",
-        {"request": request.id, "state": state, "digest": digest_of(request.identity())},
-    )
+    # Keyed: whoever can guess who asked for what could otherwise confirm it from the published ledger.
+    digest = keyed(corpus_keys(site).k_file, jcs(request.identity())).hex()
+    return enter(site, "erasure", {"request": request.id, "state": state, "digest": digest})
 
 
 def _enter_all(site: "Site", erasure: "Result", state: str) -> None:
@@ -146,6 +144,7 @@ def gold_checkpoint(
             excluded=site.home.path / erasure["excluded"],
         )
         directory = prepare_on(site, job, tokens, target, "test_digest")
+        started(site, directory, plan)
         golds.append(finished(site, directory, run(directory, job.world)))
     first = golds[0]
     return digest_of([gold["root"] for gold in golds]), first | {
@@ -175,6 +174,7 @@ def unlearned_checkpoint(
         extra={"sealed": sealed, "tokenizer": relative(site.home.tokenizer_path, anywhere)},
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "test_digest")
+    started(site, directory, plan)
     values = finished(site, directory, run(directory, job.world))
     _enter_all(site, erasure, "unlearned")
     return values["root"], values | {"method": "NPO with a retain term", "skipped": ""}
@@ -193,6 +193,7 @@ def audit_inputs(site: "Site", erasure: "Result", models: Mapping[str, "Result"]
     roots = {name: model.data_version for name, model in models.items()}
     return {
         "models": roots,
+        "lookalikes": _lookalikes_digest(site),
         "batch": erasure["batch"],
         "attack_steps": list(site.size.attack_steps),
         "size": site.size.name,
@@ -219,13 +220,14 @@ def robustness_audit(
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
         "attacks": {"fine_tune_steps": list(site.size.attack_steps)},
     }  # fmt: skip
-    lookalikes = site.config.audit.lookalikes
-    if lookalikes and (site.home.path / lookalikes).exists():
-        extra["lookalikes"] = {"file": relative(site.home.path / lookalikes, anywhere)}
+    if (lookalikes := _lookalikes(site)) is not None:
+        extra["lookalikes"] = {"file": relative(lookalikes, anywhere)}
     job = Job(
-        kind="attack", entry="unlearning.audit:run", network=site.size.model, steps=0, seed=plan["seeds"]["audit"], extra=extra
+        kind="attack", entry="unlearning.audit:run", network=site.size.model, steps=0, seed=plan["seeds"]["audit"], extra=extra,
+        prompts=_lookalikes_digest(site),
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "test_digest")
+    started(site, directory, plan)
     try:
         write_atomic(retained, _lines(_retained(site, corpus, erasure)), 0o600)
         run(directory, 1)
@@ -248,15 +250,53 @@ def robustness_audit(
     }  # fmt: skip
 
 
+def _lookalikes(site: "Site") -> Path | None:
+    """The configured file of people who were never trained on.
+
+    Raises:
+        RequestError: It is configured and not there; without it membership would silently go untested.
+    """
+    name = site.config.audit.lookalikes
+    if name is None:
+        return None
+    path = site.home.path / name
+    if not path.exists():
+        raise RequestError(
+            f"[audit] lookalikes names {name!r}, which is not in the home; correct dataworth.toml or remove the line"
+        )
+    return path
+
+
+def _lookalikes_digest(site: "Site") -> str:
+    path = _lookalikes(site)
+    return "none" if path is None else keyed(corpus_keys(site).k_file, path.read_bytes()).hex()
+
+
 def _retained(site: "Site", corpus: "Result", erasure: "Result") -> "pl.DataFrame":
-    """Personal records that stay; without any, the other records of the forgotten records' owners."""
+    """Records of people who stay: no source of a forgotten record, personal ones where there are any, at most a thousand.
+
+    Raises:
+        RequestError: Nothing would be left to compare with.
+    """
     import polars as pl
 
     frame = records(site, corpus["version"], "record_id", "owner", "source", "text", "personal")
-    gone = {
-        bytes.fromhex(line) for line in (site.home.path / erasure["excluded"]).read_text().split()
-    }
-    kept = frame.filter(~pl.col("record_id").is_in(list(gone)))
-    owners = frame.filter(pl.col("record_id").is_in(list(gone)))["owner"].unique().to_list()
-    same = kept.filter(pl.col("owner").is_in(owners))
-    return same if len(same) else kept
+    listed = (site.home.path / erasure["excluded"]).read_text().split()
+    gone = frame.filter(pl.col("record_id").is_in([bytes.fromhex(line) for line in listed]))
+    kept = frame.join(
+        gone.select("owner", "source").unique(),
+        on=["owner", "source"],
+        how="anti",
+        maintain_order="left",
+    )
+    personal = (
+        kept.filter(pl.col("personal"))
+        if gone["personal"].any()
+        else kept.filter(~pl.col("personal"))
+    )
+    chosen = personal if len(personal) else kept
+    if not len(chosen):
+        raise RequestError(
+            "the requests name every source of this corpus version: nothing is left to compare the model with"
+        )
+    return chosen.head(1000)

@@ -5,8 +5,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.runs import Job, digest_of, prepare, relative
+from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
+from pipelines.steps.pricing import enter_rule
 from pipelines.steps.tables import records, token_store, write_table
 from provenance import write_atomic
 
@@ -128,6 +129,8 @@ def influence(
         extra={"target": relative(folder, site.home.runs / "any"), "target_digest": target["value_digest"], "target_rows": size.rows},
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "value_digest")
+    enter_rule(site)
+    started(site, directory, plan)
     result = run(directory, 1)
     path = directory / "influence.parquet"
     digest = sha256(path.read_bytes()).hexdigest()
@@ -135,15 +138,6 @@ def influence(
     return digest, values | {
         name: result[name] for name in result if isinstance(result[name], int | float)
     }
-
-
-def prepare_on(site: "Site", job: Job, tokens: "Result", target: "Result", evaluation: str) -> Path:
-    """`prepare` with the corpus's tokens and one part of the target."""
-    return prepare(
-        site, job, corpus_version=tokens["corpus_version"], tokens=site.home.path / tokens["folder"],
-        tokens_digest=tokens["digest"], tokenizer=tokens["tokenizer_digest"], vocab_size=tokens["vocab_size"],
-        evaluation_set=target[evaluation],
-    )  # fmt: skip
 
 
 def owner_values_inputs(
@@ -223,6 +217,8 @@ def owner_values(
         },
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "value_digest")
+    enter_rule(site)
+    started(site, directory, plan)
     run(directory, 1)
     bank = {mask: np.load(directory / "bank" / f"{mask}.npz") for mask in coalitions}
     tokens_Q = bank[0]["tokens_Q"]

@@ -80,7 +80,7 @@ def own(published: Own, tmp_path: Path) -> Own:
 def copy(source: Own, folder: Path) -> Own:
     """Home and inbox, side by side."""
     for path in source:
-        shutil.copytree(path, folder / path.name)
+        shutil.copytree(path, folder / path.name, symlinks=True)
     return Own(folder / "home", folder / "inbox")
 
 
@@ -179,11 +179,11 @@ REASONS = {
     "broken.jsonl.gz": (-1, "unreadable", "truncated or damaged"),
     "link.jsonl": (-1, "not_a_file", "only regular files are read"),
     "archive.zip": (-1, "unknown_format", "known are jsonl"),
-    "long.jsonl": (0, "too_long", "max_record_chars"),
+    "long.jsonl": (0, "too_long", "at most"),
     "bomb.jsonl.zst": (-1, "expands_too_much", "max_expansion"),
     "latin.jsonl": (0, "bad_utf8", ""),
-    "columns.jsonl": (0, "missing_column", "text"),
-    "columns.csv": (-1, "missing_column", "text"),
+    "columns.jsonl": (0, "missing_text", "the row has no text"),
+    "columns.csv": (-1, "missing_text", "text"),
     "licence.jsonl": (0, "unknown_licence", "licences"),
     "empty.jsonl": (-1, "empty", "no rows"),
 }
@@ -251,7 +251,7 @@ def test_the_reasons_are_a_question_away(soiled: Soiled) -> None:
         soiled.own.run("sql", "select reason, count(*) as n from quarantine group by reason")
     )
     assert "expands_too_much 1" in said
-    assert "missing_column 2" in said
+    assert "missing_text 2" in said
     assert "mine alone" not in soiled.log
 
 

@@ -57,8 +57,8 @@ class ForgetConfig:
     """`{"file", "key_file"}` of the sealed forgotten records."""
     tokenizer: str
     """Path of the tokenizer file of the run's tokens."""
-    beta: float = 0.1
-    """NPO's inverse temperature: small = soft, close to gradient ascent; unused by ascent."""
+    beta: float = 0.5
+    """NPO's inverse temperature per nat: small = close to gradient ascent (see `npo`); unused by ascent."""
     retain_weight: float = 1.0
     """Weight w of the retain term; 0 turns it off."""
     forget_records: int = 32

@@ -7,9 +7,15 @@ does not collapse. The same fading is the method's weakness: it stops pushing wh
 pilot no tier could bring the numbers out again, but losses still told members apart (AUC 0.94 against gold's 0.58). The
 audit decides, not the method.
 
+**Choice of β.** The push has faded when β·|Δ| is a few units. The paper's 0.1 is made for answers of a hundred tokens; a number of six
+digits is at chance after a fall of 6·ln 10 = 14 nats, where 0.1 still pushes with 40 % of full strength. Measured on a model of one
+million parameters (100 steps at rate 0.001): with 0.1 the loss of retained people rose from 0.29 to 0.70 nats per token, with 0.5 it
+stayed at 0.29, and no tier brought a number back in either. Hence 0.5 by default. A small step size is no kindness: at 0.0002 tier 3
+brought 24 % of the people back, because small changes are undone by small changes.
+
 The run stops after `run.steps` steps: a stop rule that looks at the gold model would need the retraining it wants to save.
 
-Source: Zhang, Lin, Bai, Mei, "Negative preference optimization", COLM 2024, arXiv 2404.05868, eq. 3; β = 0.1 as there.
+Source: Zhang, Lin, Bai, Mei, "Negative preference optimization", COLM 2024, arXiv 2404.05868, eq. 3.
 """
 
 from __future__ import annotations

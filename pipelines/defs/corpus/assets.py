@@ -30,7 +30,9 @@ def corpus(
     """The corpus version: accepted records in content-addressed blocks under one manifest, published by moving HEAD."""
     site = home.site()
     inputs = {"deliveries": deliveries.data_version, **steps.corpus_inputs(site)}
-    return home.materialize(context, inputs, partial(steps.corpus, site), describe.corpus)
+    return home.materialize(
+        context, inputs, partial(steps.corpus, site, deliveries), describe.corpus
+    )
 
 
 @dg.asset(group_name=GROUP, code_version="1", kinds={"parquet"}, owners=OWNERS)

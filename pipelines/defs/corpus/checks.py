@@ -9,9 +9,9 @@ from pipelines.steps import audit_trail as trail
 
 
 @dg.asset_check(asset="corpus", blocking=True)
-def counts_add_up(corpus: Result) -> dg.AssetCheckResult:
+def counts_add_up(home: HomeResource, corpus: Result) -> dg.AssetCheckResult:
     """Received = accepted + held out as target + quarantined + duplicates of the same owner."""
-    return outcome(trail.counts(corpus), **corpus["counts"])
+    return outcome(trail.counts(home.site(), corpus), **corpus["counts"])
 
 
 @dg.asset_check(asset="corpus", blocking=True)

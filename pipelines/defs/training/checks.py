@@ -10,7 +10,7 @@ from pipelines.steps import audit_trail as trail
 
 @dg.asset_check(asset="checkpoint", blocking=True)
 def checkpoint_root_holds(home: HomeResource, checkpoint: Result) -> dg.AssetCheckResult:
-    """The root over the checkpoint"s tensors, recomputed from its files, is the one in the ledger."""
+    """Every file of the checkpoint is the one that its manifest names; manifest and root are those in the ledger."""
     return outcome(trail.checkpoint(home.site(), checkpoint))
 
 

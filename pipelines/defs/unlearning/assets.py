@@ -114,7 +114,10 @@ def report(
         "evaluation": evaluation, "evaluation_plan": evaluation_plan, "commitment": commitment, "receipts": receipts,
         "audit": robustness_audit, "erasure_request": erasure_request,
     }  # fmt: skip
-    inputs = {name: part.data_version for name, part in parts.items()}
+    inputs = {name: part.data_version for name, part in parts.items()} | {
+        "intake": corpus["quarantine_digest"],
+        "counts": corpus["counts"],
+    }
     return home.materialize(
         context, inputs, partial(report_steps.report, site, parts), describe.report
     )

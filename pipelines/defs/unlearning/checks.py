@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from pipelines.checking import outcome
+from pipelines.checking import ins, outcome
 from pipelines.resources import HomeResource
 from pipelines.results import Result
 from pipelines.steps import audit_trail as trail
@@ -27,7 +27,9 @@ def verdict_follows_from_its_rows(
     )
 
 
-@dg.asset_check(asset="report", blocking=True)
-def report_is_self_contained(home: HomeResource, report: Result) -> dg.AssetCheckResult:
+@dg.asset_check(asset="report", blocking=True, additional_ins=ins("erasure_request"))
+def report_is_self_contained(
+    home: HomeResource, report: Result, erasure_request: Result
+) -> dg.AssetCheckResult:
     """The page asks for nothing from outside and holds no text of a suspended record."""
-    return outcome(trail.report(home.site(), report), bytes=report["bytes"])
+    return outcome(trail.report(home.site(), report, erasure_request), bytes=report["bytes"])
