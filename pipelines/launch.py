@@ -240,7 +240,7 @@ def launch(context: object, pipes_client: object, directory: Path, nproc: int) -
     """
     from dagster._core.errors import DagsterPipesExecutionError
 
-    from pipelines.settings import child_environment, cores
+    from pipelines.settings import child_environment, read_settings
 
     result = directory / "result.json"
     if not result.exists():
@@ -260,7 +260,7 @@ def launch(context: object, pipes_client: object, directory: Path, nproc: int) -
                 pipes_client.run(  # type: ignore[attr-defined]
                     context=context,
                     command=command,
-                    env=child_environment(max(1, cores() // nproc)),
+                    env=child_environment(read_settings().threads),
                 )
         except DagsterPipesExecutionError as error:
             raise RunFailedError(

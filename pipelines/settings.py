@@ -8,6 +8,7 @@ Variables (all optional):
 `DATAWORTH_SIZE`       `tiny`, `small`, `default`, `pilot` or `report`; overrides `size` in `dataworth.toml`
 `DATAWORTH_EXECUTOR`   `in_process` (default) or `multiprocess`
 `DATAWORTH_WORLD`      trainer processes; overrides the size's own count
+`DATAWORTH_THREADS`    CPU threads of each trainer process; default 1, since models of a few million weights lose by more
 =====================  ======================================================================
 """
 
@@ -33,6 +34,8 @@ class Settings:
     """How Dagster runs the steps of one run."""
     world: int | None
     """Number of trainer processes, or None for the size's own."""
+    threads: int
+    """CPU threads of each trainer process."""
 
     @property
     def dagster_home(self) -> Path:
@@ -54,10 +57,12 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     if executor not in EXECUTORS:
         msg = f"DATAWORTH_EXECUTOR is {executor!r}; expected one of {', '.join(EXECUTORS)}"
         raise ValueError(msg)
-    world = env.get("DATAWORTH_WORLD")
-    if world and not (world.isdigit() and int(world) > 0):
-        msg = f"DATAWORTH_WORLD is {world!r}; expected a positive number of processes"
-        raise ValueError(msg)
+    counts = {name: env.get(name) for name in ("DATAWORTH_WORLD", "DATAWORTH_THREADS")}
+    for name, text in counts.items():
+        if text and not (text.isdigit() and int(text) > 0):
+            msg = f"{name} is {text!r}; expected a positive number"
+            raise ValueError(msg)
+    world, threads = counts.values()
     inbox = env.get("DATAWORTH_INBOX")
     return Settings(
         home=Path(env.get("DATAWORTH_HOME") or ".dataworth").expanduser().resolve(),
@@ -65,6 +70,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         size=env.get("DATAWORTH_SIZE") or None,
         executor=executor,
         world=int(world) if world else None,
+        threads=int(threads) if threads else 1,
     )
 
 

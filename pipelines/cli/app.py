@@ -1,5 +1,6 @@
 """The `dataworth` program: wires the commands together and turns errors into one clear paragraph."""
 
+import errno
 import sys
 
 import typer
@@ -33,6 +34,8 @@ def main() -> None:
         if debug:
             raise
         text = error.format_message() if isinstance(error, ClickException) else str(error)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            text = f"{text}: free some space and run the same command again"
         if (
             isinstance(error, ClickException) and not text
         ):  # no command was given: the help was shown

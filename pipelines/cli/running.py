@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,10 @@ STEP = re.compile(r" - (?P<asset>\w+) - STEP_(?P<what>START|SUCCESS|FAILURE|SKIP
 CAUSE = re.compile(
     r"^(?:\w+\.)*(?P<name>\w*(?:Error|Failure|Exception)): (?P<message>.+?)\n\s*(?:\n|Stack Trace:)",
     re.MULTILINE | re.DOTALL,
+)
+FULL_BYTES = 1 << 20  # what Dagster, SQLite and the trainer say on a full disk rarely names it
+DISK_FULL = (
+    "the run stopped: the disk of the home is full; free some space and run the same command again."
 )
 FAILED_CHECK = re.compile(
     r"Asset check '(?P<check>\w+)' on '(?P<asset>\w+)' did not pass\. Description: (['\"])(?P<why>.*)\3$",
@@ -78,7 +83,11 @@ def run(
     # Bad settings are refused before Dagster starts.
     site = open_site(settings.home, inbox or settings.inbox, size or settings.size, settings.world)
     site.config.require_target()
-    log = settings.home / "logs" / f"run-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
+    log = (
+        settings.home
+        / "logs"
+        / f"run-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}.log"
+    )
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
@@ -104,8 +113,9 @@ def run(
             process.wait()
             raise
     if code:
+        full = shutil.disk_usage(settings.home).free < FULL_BYTES
         raise RuntimeError(
-            f"{_failure(log)}\nWhole log: {log}. The last good version stays readable; the next run goes on from here."
+            f"{DISK_FULL if full else _failure(log)}\nWhole log: {log}. The last good version stays readable; the next run goes on from here."
         )
     console.print(
         f"done in {time.monotonic() - started:.0f} s; next: dataworth report, dataworth verify, dataworth ui"
