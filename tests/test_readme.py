@@ -12,7 +12,10 @@ README = ROOT / "README.md"
 PACKAGES = ("pipelines", "valuation", "trainer", "provenance", "unlearning")
 BLOCKS = [
     pytest.param(block, id=f"{file.parent.name}-{number}")
-    for file in [README, *(ROOT / package / "README.md" for package in PACKAGES)]
+    for file in [
+        README,
+        *(ROOT / package / "README.md" for package in (*PACKAGES, "pipelines/storage")),
+    ]
     for number, block in enumerate(
         re.findall(r"```python\n(.*?)```", file.read_text(), flags=re.DOTALL)
     )
