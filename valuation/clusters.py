@@ -29,7 +29,6 @@ Source: Broder, "On the resemblance and containment of documents", 1997; Leskove
 Ullman, "Mining of Massive Datasets", section 3.4 (banding). Sketches are computed by `rensa`.
 """
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass

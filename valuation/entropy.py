@@ -31,7 +31,6 @@ Source: Miller, "Note on the bias of information estimates", 1955; MacKay and Pe
 Dirichlet language model", 1995.
 """
 
-
 from __future__ import annotations
 
 import zlib

@@ -21,7 +21,6 @@ Source: Littlechild and Owen, "A simple expression for the Shapley value in a sp
 (airport); Shapley and Shubik, "Pure competition, coalitional power and fair division", 1969 (shoes).
 """
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -14,7 +14,6 @@ Shapes: N records, T tokens, G owners; arrays as in `valuation.entropy`.
 Source: Cochran, "Sampling Techniques", 1977, equation 6.13 (error of a ratio).
 """
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -17,7 +17,6 @@ Source: Castro, Gómez and Tejada, "Polynomial calculation of the Shapley value 
 2009; Mitchell et al., "Sampling permutations for Shapley value estimation", 2104.12199 (pairs).
 """
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass

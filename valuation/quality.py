@@ -27,7 +27,6 @@ Source: the repetition measure follows Rae et al., "Scaling language models" (Go
 table A1, with one n and inside one document.
 """
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -20,7 +20,16 @@ from pipelines.storage.manifest import parse_storage
 if TYPE_CHECKING:
     import duckdb
 
-TABLES: Final = ("quarantine", "duplicates", "clusters", "entropy", "owner_entropy", "quality", "values", "prices")
+TABLES: Final = (
+    "quarantine",
+    "duplicates",
+    "clusters",
+    "entropy",
+    "owner_entropy",
+    "quality",
+    "values",
+    "prices",
+)
 
 _SETTINGS: Final = (
     "SET temp_directory = ''",
