@@ -1,5 +1,6 @@
 """READMEs tell the truth: their Python runs, their commands exist, the first screen is what a user needs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -44,6 +45,34 @@ def test_first_screen_shows_both_commands() -> None:
     first = "\n".join(README.read_text().splitlines()[:40])
     assert "make run SIZE=small" in first
     assert "make test" in first
+
+
+def test_first_screen_works_at_the_tiny_size(tmp_path: Path) -> None:
+    """The commands of the first screen, run as they stand but for the size, the home and an owner that tiny has."""
+    first = README.read_text().split("## Your own data")[0]
+    lines = [
+        line.split("#")[0].strip()
+        for block in re.findall(r"```bash\n(.*?)```", first, re.DOTALL)
+        for line in block.splitlines()
+    ]
+    commands = [
+        line for line in lines if line and line != "make test" and not line.endswith("dataworth ui")
+    ]
+    assert commands[0] == "make run SIZE=small"
+    environment = {**os.environ, "DATAWORTH_HOME": str(tmp_path / "home")}
+    for command in commands:
+        words = command.replace("SIZE=small", "SIZE=tiny").replace("lincoln", "jefferson").split()
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout[-1500:]}{done.stderr[-1500:]}"
+    assert (tmp_path / "home" / "reports" / "latest.html").exists()
 
 
 def test_make_targets_exist_and_test_runs_all_checks() -> None:
