@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pipelines.launch import RunFailedError, launch, new_lines, progress_text, t
 from trainer.spec import Layout, load_run, save_run
 
 HERE = Path(__file__).parent
-STEP = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
+STEP = "import os, subprocess, sys; sys.exit(subprocess.call([*sys.argv[1:], '--parent', str(os.getpid())]))"
 """A process between us and the launcher, like Dagster's step process."""
 
 
@@ -84,6 +85,15 @@ def test_killing_the_parent_leaves_no_trainer(prepare: Callable[..., Path], npro
         os.kill(step.pid, signal.SIGKILL)
         step.wait()
         until(lambda: not processes(home), "every process of the run ended", 60)
+
+
+def test_an_orphan_leaves_before_it_trains(prepare: Callable[..., Path]) -> None:
+    """A launcher whose step was dead before it could ask the kernel for a signal starts nothing."""
+    directory = prepare(entry="launch_entries:finish")
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)  # fmt: skip
+    done = command(home_of(directory), *arguments(directory), "--parent", gone.stdout.strip())
+    assert done.returncode == 1
+    assert not (directory / "progress.jsonl").exists()
 
 
 def test_a_stopped_run_stays_stopped_and_goes_on_later(prepare: Callable[..., Path]) -> None:
@@ -191,7 +201,8 @@ def test_progress_reaches_the_assets_page(
     kept = materialized(prepare(entry="launch_entries:finish"))
     assert kept["success"], kept
     assert kept["result"] == {"status": "done"}
-    assert any("loss 4.9" in text and "1,000 tokens/s, 1.00 GiB" in text for text in kept["log"])
+    line = re.compile(r"step \d+, loss \d\.\d{4}, 1,000 tokens/s, 1\.00 GiB")
+    assert any(line.fullmatch(text) for text in kept["log"])
     metadata = kept["observations"][0].asset_observation.metadata
     assert {"step", "loss", "tokens_per_s", "rss_bytes"} == set(metadata)
     assert 1 <= metadata["step"].value <= 20
