@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipelines.results import latest
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
+    from pipelines.site import Site
 
 
 def listing(inbox: Path) -> str:

@@ -4,15 +4,15 @@ An asset calls `launch`, which starts `python -m pipelines.launch` under Dagster
 
     torchrun --standalone --nproc-per-node N -m trainer DIR/run.json
 
-(or plain `python -m trainer` for one process), tails `DIR/progress.jsonl` into the run's log, and passes the exit code on.
+(or, for one process, a fork of the preloaded `trainer.forkserver`, plain `python -m trainer` where there is none), tails
+`DIR/progress.jsonl` into the run's log, and passes the exit code on.
 The files of the run are the contract: whoever started it, the asset re-reads and re-verifies `result.json`.
 
-Both children ask the kernel for SIGTERM when their parent dies (`PR_SET_PDEATHSIG`), so that killing the step, even with
-SIGKILL, leaves no trainer behind; a process that was orphaned before the call leaves at once.
+All of them ask the kernel for SIGTERM when their parent dies (`trainer.parent`), so that killing the step, even with
+SIGKILL, leaves no trainer behind.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import signal
@@ -23,8 +23,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-PR_SET_PDEATHSIG = 1
+from trainer.parent import die_with
+
+if TYPE_CHECKING:
+    from trainer.forkserver import ForkedRun
+
 EXIT_RESUME = 75
 MAX_RESUMES = 3
 LOG_EVERY_S = 2.0
@@ -36,14 +41,6 @@ class RunFailedError(RuntimeError):
     """A trainer run ended without a result; the message is the end of its log."""
 
 
-def die_with_parent(parent: int) -> None:
-    """Make the kernel send SIGTERM to this process when `parent` ends; leave if it already has."""
-    if sys.platform == "linux":
-        ctypes.CDLL("libc.so.6", use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
 def trainer_command(run_file: Path, nproc: int) -> list[str]:
     """Command line of one run: torchrun for several processes, plain Python for one."""
     if nproc == 1:
@@ -52,6 +49,33 @@ def trainer_command(run_file: Path, nproc: int) -> list[str]:
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc),
         "-m", "trainer", str(run_file),  # a bare --run would be taken for torchrun's own --run-path
     ]  # fmt: skip
+
+
+def start(
+    run_file: Path, nproc: int, server: Path | None, log: IO[bytes], report: "Reporter"
+) -> "subprocess.Popen | ForkedRun":
+    """Start the trainer: a fork of the preloaded server for one process, else a program of its own.
+
+    Args:
+        run_file: The run.
+        nproc: Number of trainer processes on this machine.
+        server: Socket of the fork server, or None.
+        log: Receives what the trainer says.
+        report: Told when the server could not be reached and the run starts the slower way.
+    """
+    if nproc == 1 and server is not None:
+        from trainer.forkserver import ForkedRun
+
+        try:
+            return ForkedRun(server, run_file.resolve(), log.fileno())
+        except OSError as error:
+            report(f"no preloaded trainer ({error}), starting a new one")
+    parent = os.getpid()
+    return subprocess.Popen(
+        trainer_command(run_file, nproc),
+        stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: die_with(parent, signal.SIGTERM),  # noqa: PLW1509 - the child has one thread here
+    )  # fmt: skip
 
 
 def new_lines(path: Path, offset: int) -> tuple[list[dict], int]:
@@ -99,39 +123,35 @@ def own_code(directory: Path, code: int) -> int:
     return int(json.loads(stopped.read_text())["code"]) if code and stopped.exists() else code
 
 
-def supervise(directory: Path, nproc: int, report: "Reporter") -> int:
+def supervise(directory: Path, nproc: int, report: "Reporter", server: Path | None = None) -> int:
     """Run the trainer in `directory` until it ends; resume it where it asks for that.
 
     Args:
         directory: Folder with `run.json`.
         nproc: Number of trainer processes on this machine.
         report: Receives one text per forwarded line of progress.
+        server: Socket of the preloaded trainer, or None.
 
     Returns:
         The trainer's exit code.
     """
     progress = directory / "progress.jsonl"
-    parent = os.getpid()
     for attempt in range(MAX_RESUMES + 1):
         offset = progress.stat().st_size if progress.exists() else 0
         (directory / "exit.json").unlink(
             missing_ok=True
         )  # what an earlier attempt said is not this one's word
         with (directory / "trainer.log").open("ab") as log:
-            child = subprocess.Popen(
-                trainer_command(directory / "run.json", nproc),
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - the child has one thread here
-            )  # fmt: skip
+            child = start(directory / "run.json", nproc, server, log, report)
             with forward_signals(child) as told_to_stop:
                 last = 0.0
-                while child.poll() is None:
+                while (ended := child.poll()) is None:
                     time.sleep(0.1)
                     lines, offset = new_lines(progress, offset)
                     if lines and time.monotonic() - last >= LOG_EVERY_S:
                         report(progress_text(lines[-1]))
                         last = time.monotonic()
-        code = own_code(directory, child.returncode)
+        code = own_code(directory, ended)
         # A trainer that was stopped asks to be resumed too, but whoever stopped it wants it to stay stopped.
         if code != EXIT_RESUME or attempt == MAX_RESUMES or told_to_stop.is_set():
             return code
@@ -156,7 +176,7 @@ class Reporter:
 
 
 @contextmanager
-def forward_signals(child: subprocess.Popen) -> Iterator[threading.Event]:
+def forward_signals(child: "subprocess.Popen | ForkedRun") -> Iterator[threading.Event]:
     """Pass SIGINT and SIGTERM on to the trainer, which then checkpoints and leaves; says whether one came."""
     told_to_stop = threading.Event()
 
@@ -180,14 +200,15 @@ def main() -> int:
     parser.add_argument("--run", type=Path, required=True, help="folder that holds run.json")
     parser.add_argument("--nproc", type=int, default=1, help="trainer processes on this machine")
     parser.add_argument("--parent", type=int, default=0, help="process whose end ends this one")
+    parser.add_argument("--server", type=Path, help="socket of a preloaded trainer")
     arguments = parser.parse_args()
     if arguments.parent:
-        die_with_parent(arguments.parent)
+        die_with(arguments.parent, signal.SIGTERM)
     import dagster_pipes
 
     under_dagster = dagster_pipes.PipesEnvVarParamsLoader().is_dagster_pipes_process()
     with dagster_pipes.open_dagster_pipes() if under_dagster else nullcontext() as pipes:
-        code = supervise(arguments.run, arguments.nproc, Reporter(pipes))
+        code = supervise(arguments.run, arguments.nproc, Reporter(pipes), arguments.server)
     if code:
         sys.stderr.write(f"{log_tail(arguments.run)}\n")
     return code if code >= 0 else 128 - code
@@ -240,6 +261,7 @@ def launch(context: object, pipes_client: object, directory: Path, nproc: int) -
     """
     from dagster._core.errors import DagsterPipesExecutionError
 
+    from pipelines import preloaded
     from pipelines.settings import child_environment, read_settings
 
     result = directory / "result.json"
@@ -254,6 +276,7 @@ def launch(context: object, pipes_client: object, directory: Path, nproc: int) -
             str(nproc),
             "--parent",
             str(os.getpid()),
+            *preloaded.option(),
         ]
         try:
             with observed(context, directory):

@@ -4,34 +4,17 @@ One table for every deployment: `resources()` below. An asset asks for `home` an
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from pipelines import preloaded
 from pipelines.results import Result, input_key, reuse_or_make
 from pipelines.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    from pipelines.sizes import Size
-    from pipelines.storage.config import Config
-    from pipelines.storage.home import Home
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """An open home with its configuration: what every step works on."""
-
-    home: "Home"
-    config: "Config"
-    size: "Size"
-    inbox: Path
-    """Where deliveries lie."""
-    demo: bool
-    """Whether the inbox is the home's own, seeded with the default corpus."""
-    world: int
-    """Trainer processes."""
+    from pipelines.site import Site
 
 
 class HomeResource(dg.ConfigurableResource):
@@ -46,7 +29,7 @@ class HomeResource(dg.ConfigurableResource):
     world: int = 0
     """Trainer processes that override the size's; 0 for none."""
 
-    def site(self) -> Site:
+    def site(self) -> "Site":
         """Open the home (made on first use), read `dataworth.toml`, resolve the size."""
         from pipelines.site import open_site
 
@@ -71,8 +54,13 @@ class HomeResource(dg.ConfigurableResource):
         version = context.assets_def.code_versions_by_key[context.asset_key] or ""
         home = self.site().home
         key = input_key(name, version, inputs)
+
+        def work() -> tuple[str, Mapping[str, Any]]:
+            preloaded.begin()  # something changed: a trainer will be wanted, and imports while we work
+            return make()
+
         with home.lock(f"asset-{name}"):
-            result = reuse_or_make(home.results, home.path, name, key, make)
+            result = reuse_or_make(home.results, home.path, name, key, work)
         context.log.info(
             f"{name}: {'nothing changed, reused' if result.reused else 'made'} {result.data_version[:12]}"
         )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from provenance import jcs
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
     from pipelines.sizes import Network
 
 _ROOT = Path(__file__).resolve().parent.parent

@@ -4,14 +4,28 @@ import dataclasses
 from importlib import resources as package_files
 from pathlib import Path
 
-from pipelines.resources import Site
-from pipelines.sizes import size_named
+from pipelines.sizes import Size, size_named
 from pipelines.storage import keys
-from pipelines.storage.config import default_text, load, render
+from pipelines.storage.config import Config, default_text, load, render
 from pipelines.storage.demo import demo_config
 from pipelines.storage.errors import ConfigError
 from pipelines.storage.home import Home
 from provenance import write_atomic
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Site:
+    """An open home with its configuration: what every step works on."""
+
+    home: Home
+    config: Config
+    size: Size
+    inbox: Path
+    """Where deliveries lie."""
+    demo: bool
+    """Whether the inbox is the home's own, seeded with the default corpus."""
+    world: int
+    """Trainer processes."""
 
 
 def make_home(path: Path, *, own_inbox: bool = False) -> bool:

@@ -8,10 +8,8 @@ gloo joins processes on CPUs, nccl on GPUs. torch.distributed starts only when t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -21,6 +19,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from trainer.errors import SpecError
+from trainer.parent import die_with
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 # A rank that died leaves the others in a collective: without a limit they would hold the machine for half an hour.
 TIMEOUT = timedelta(minutes=5)
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +68,9 @@ def environment_rank() -> int:
 
 
 def die_with_launcher() -> None:
-    """Ask the kernel to end this process when torchrun dies (Linux; elsewhere, or without torchrun, nothing happens).
-
-    torchrun ends its workers when it is stopped, but not when it is killed: without this they would train on, writing
-    into a folder that the next start believes to be its own.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died in between
-            os.kill(os.getpid(), signal.SIGKILL)
+    """End this process when torchrun dies; without torchrun nothing happens."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid(), signal.SIGKILL)
 
 
 def init_mesh(layout: Layout) -> Mesh:

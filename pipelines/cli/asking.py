@@ -14,7 +14,7 @@ from pipelines.results import Result, latest
 from pipelines.settings import read_settings
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
+    from pipelines.site import Site
 
 console = Console()
 

@@ -13,7 +13,7 @@ from pipelines.requests import Request, RequestError, load, matching, save
 if TYPE_CHECKING:
     import polars as pl
 
-    from pipelines.resources import Site
+    from pipelines.site import Site
 
 console = Console()
 DEADLINE_DAYS = 30  # GDPR Art. 12(3): one month

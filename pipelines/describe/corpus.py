@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from pipelines.display import column_schema, facts_md, table_md, table_metadata
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 
 def parquet_schema(path: Any, **options: Any) -> Any:

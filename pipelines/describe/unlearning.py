@@ -7,8 +7,8 @@ from pipelines.describe.training import checkpoint
 from pipelines.display import table_md
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 
 def erasure_request(result: "Result") -> Mapping[str, Any]:

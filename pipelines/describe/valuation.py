@@ -7,8 +7,8 @@ from pipelines.describe.corpus import parquet_schema
 from pipelines.display import bars_png, facts_md, plot_md, table_md, table_metadata
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 
 def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:

@@ -9,8 +9,8 @@ from pipelines.steps.pricing import price_list
 from pipelines.steps.tables import records
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 
 def counts(site: "Site", corpus: "Result") -> list[str]:

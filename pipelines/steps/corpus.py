@@ -12,8 +12,8 @@ from pipelines.steps.tables import records, write_table
 from provenance import keyed, write_atomic
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
     from pipelines.storage.deliveries import Delivery
     from pipelines.storage.intake import Intake
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from provenance import Ledger, SigningKey, vkey
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
+    from pipelines.site import Site
     from pipelines.storage.keys import CorpusKeys
 
 

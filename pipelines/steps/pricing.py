@@ -10,8 +10,8 @@ from pipelines.steps.tables import parquet, records, token_store
 from provenance import write_atomic
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
     from provenance import SumTree
     from valuation import OwnerValues, PriceList, PriceRule
 

@@ -29,8 +29,8 @@ from provenance import (
 )
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 Made = tuple[str, Mapping[str, Any]]
 

@@ -33,8 +33,8 @@ from pipelines.steps.ledger import corpus_keys, open_ledger, verifier_key
 from provenance import write_atomic
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 Made = tuple[str, Mapping[str, Any]]
 

@@ -8,8 +8,8 @@ from provenance import write_atomic
 if TYPE_CHECKING:
     import polars as pl
 
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
     from trainer import TokenStore
 
 

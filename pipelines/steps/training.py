@@ -11,8 +11,8 @@ from pipelines.steps.ledger import enter
 from pipelines.steps.tables import token_store
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]

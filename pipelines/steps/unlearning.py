@@ -17,8 +17,8 @@ from provenance import jcs, keyed, seal, write_atomic
 if TYPE_CHECKING:
     import polars as pl
 
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]

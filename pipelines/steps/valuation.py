@@ -12,8 +12,8 @@ from pipelines.steps.tables import records, token_store, write_table
 from provenance import write_atomic
 
 if TYPE_CHECKING:
-    from pipelines.resources import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]

@@ -98,7 +98,7 @@ def test_an_orphan_leaves_before_it_trains(prepare: Callable[..., Path]) -> None
 
 def test_a_stopped_run_stays_stopped_and_goes_on_later(prepare: Callable[..., Path]) -> None:
     """SIGTERM, as the UI's button sends it: a checkpoint, exit code 75, no resume; the next launch finishes the run."""
-    directory = prepare(steps=60)
+    directory = prepare(steps=30)
     home = home_of(directory)
     process = subprocess.Popen(arguments(directory), cwd=ROOT, env=environment(home), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     until(lambda: progress(directory), "the trainer took a step", 240)
@@ -109,8 +109,18 @@ def test_a_stopped_run_stays_stopped_and_goes_on_later(prepare: Callable[..., Pa
     reached = rows(directory / "progress.jsonl")[-1]["step"]
     assert (directory / f"step-{reached}/manifest.json").exists()
     assert launched(directory).returncode == 0
-    assert json.loads((directory / "result.json").read_text())["steps"] == 60
-    assert [row["step"] for row in rows(directory / "progress.jsonl")] == list(range(1, 61))
+    assert json.loads((directory / "result.json").read_text())["steps"] == 30
+    assert [row["step"] for row in rows(directory / "progress.jsonl")] == list(range(1, 31))
+
+
+def test_without_the_preloaded_trainer_a_run_starts_the_slower_way(
+    prepare: Callable[..., Path],
+) -> None:
+    """A server that is gone costs seconds and one line, never the run."""
+    directory = prepare(entry="launch_entries:finish")
+    done = command(home_of(directory), *arguments(directory), "--server", str(directory / "gone"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("no preloaded trainer ("), done.stdout
 
 
 # --- exit codes -----------------------------------------------------------------------------------------------------
@@ -125,6 +135,7 @@ def test_exit_code_75_resumes(prepare: Callable[..., Path]) -> None:
     assert done.stdout.count("the trainer asked to be resumed") == 2
 
 
+@pytest.mark.slow
 def test_resuming_ends_at_some_point(prepare: Callable[..., Path]) -> None:
     """A trainer that never gets anywhere is given up after three resumes, with its own code."""
     directory = prepare(entry="launch_entries:ask_always")

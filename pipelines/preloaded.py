@@ -1,0 +1,67 @@
+"""The preloaded trainer of this process: `trainer.forkserver`, started with the first work that a graph run does.
+
+A graph run starts the trainer seven times and more, and the imports of each start would cost three seconds. One server
+per Dagster process that executes steps imports them once, while the corpus is still being read. Only the in-process
+executor has one: under the multiprocess executor a step lives in a process of its own and starts at most a few runs.
+"""
+
+import atexit
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pipelines.settings import child_environment, read_settings
+
+ENTRIES = (
+    "valuation.inrun",
+    "valuation.proxy",
+    "unlearning.audit",
+    "unlearning.methods.npo",
+    "pipelines.evaluate",
+)
+"""Modules of the runs' entries."""
+
+_server: tuple[subprocess.Popen, Path] | None = None
+
+
+def begin() -> None:
+    """Start the server if this process should have one and has none; returns at once, the imports go on beside us."""
+    global _server  # noqa: PLW0603 - one server per process is the point
+    settings = read_settings()
+    if settings.executor != "in_process" or not hasattr(os, "fork") or option():
+        return
+    folder = Path(
+        tempfile.mkdtemp(prefix="dataworth-")
+    )  # a socket's path must be short, a home's may not be
+    address = folder / "trainer"
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "trainer.forkserver", "--socket", str(address), "--parent", str(os.getpid()),
+            "--preload", *ENTRIES,
+        ],
+        env=child_environment(settings.threads), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    if _server is None:
+        atexit.register(end)
+    _server = process, address
+
+
+def option() -> list[str]:
+    """The option of `pipelines.launch` that names the server; empty without a living one."""
+    if _server is None or _server[0].poll() is not None or not _server[1].exists():
+        return []
+    return ["--server", str(_server[1])]
+
+
+def end() -> None:
+    """Stop the server; runs that it started are told to stop by the kernel."""
+    global _server  # noqa: PLW0603
+    if _server is not None:
+        process, address = _server
+        process.terminate()
+        process.wait()
+        shutil.rmtree(address.parent, ignore_errors=True)
+        _server = None
