@@ -3,6 +3,8 @@
 The modules `graph_*` beside this file are importable by name, also for the programs that tests start.
 """
 
+import fcntl
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,7 +19,6 @@ from graph_commands import (
     FORGET,
     LETTER,
     LETTER_FILE,
-    FirstRun,
     dataworth,
     environment,
     flat,
@@ -33,31 +34,45 @@ class Answer(NamedTuple):
     err: str
 
 
-@pytest.fixture(scope="session")
-def first_run(tmp_path_factory: pytest.TempPathFactory) -> FirstRun:
-    """`dataworth init`, then the required command over the whole graph."""
-    home = tmp_path_factory.mktemp("tiny") / "home"
-    assert dataworth(home, "init").returncode == 0
-    return FirstRun(home, materialize(home))
+def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], str]) -> Path:
+    """A home made once for all workers of pytest-xdist, and what was said meanwhile in `HOME.log` beside it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / f"shared-{name}"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "home.log").exists():
+            said = make(folder / "home")
+            (folder / "home.log").write_text(said)
+    return folder / "home"
 
 
 @pytest.fixture(scope="session")
-def tiny_home(first_run: FirstRun) -> Path:
-    """One finished run of the default corpus; never to be changed."""
-    assert first_run.done.returncode == 0, first_run.done.stderr[-4000:]
-    return first_run.home
+def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished run of the default corpus, by the required command; never to be changed."""
+
+    def make(home: Path) -> str:
+        assert dataworth(home, "init").returncode == 0
+        done = materialize(home)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout + done.stderr
+
+    return shared(tmp_path_factory, "tiny", make)
 
 
 @pytest.fixture(scope="session")
 def grown_home(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`tiny_home` after one more delivery, a request of eight more people and a second run; never to be changed."""
-    home = tmp_path_factory.mktemp("grown") / "home"
-    shutil.copytree(tiny_home, home)
-    (home / LETTER_FILE).write_text(LETTER)
-    assert dataworth(home, *FORGET).returncode == 0
-    done = dataworth(home, "run")
-    assert done.returncode == 0, done.stderr
-    return home
+
+    def make(home: Path) -> str:
+        shutil.copytree(tiny_home, home)
+        (home / LETTER_FILE).write_text(LETTER)
+        assert dataworth(home, *FORGET).returncode == 0
+        done = dataworth(home, "run")
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    return shared(tmp_path_factory, "grown", make)
 
 
 @pytest.fixture

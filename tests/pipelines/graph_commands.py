@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -38,13 +38,6 @@ for _number in range(2, 33, 4):
     FORGET += ["--source", f"person-{_number:04d}"]
 
 Done = subprocess.CompletedProcess[str]
-
-
-class FirstRun(NamedTuple):
-    """A fresh home and what the required command said in it."""
-
-    home: Path
-    done: Done
 
 
 def environment(home: Path, **extra: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -183,13 +182,18 @@ def test_the_shipped_settings_are_quiet_and_private(tmp_path: Path) -> None:
         assert not instance.nux_enabled
 
 
-def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
-    """A variable out of range stops the load with one line that says what is expected."""
-    done = subprocess.run(
-        [str(BIN / "dataworth"), "status"], cwd=ROOT, capture_output=True, text=True, check=False,
-        env={"DATAWORTH_HOME": str(tmp_path), "DATAWORTH_EXECUTOR": "threads", "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert (
-        "DATAWORTH_EXECUTOR is 'threads'; expected one of in_process, multiprocess" in done.stderr
-    )
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("DATAWORTH_EXECUTOR", "threads", "expected one of in_process, multiprocess"),
+        ("DATAWORTH_WORLD", "none", "expected a positive number"),
+        ("DATAWORTH_SIZE", "huge", "expected one of tiny, small"),
+    ],
+)
+def test_a_wrong_setting_is_named(ask, tmp_path: Path, name: str, value: str, message: str) -> None:
+    """A variable out of range stops every command with one line that says what is expected."""
+    ask(tmp_path / "home", "init")
+    said = ask(tmp_path / "home", "status", **{name: value})
+    assert said.code == 2
+    assert f"{value!r}" in said.err
+    assert message in said.err
