@@ -7,7 +7,6 @@ executor has one: under the multiprocess executor a step lives in a process of i
 
 import atexit
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,8 +59,7 @@ def end() -> None:
     """Stop the server; runs that it started are told to stop by the kernel."""
     global _server  # noqa: PLW0603
     if _server is not None:
-        process, address = _server
-        process.terminate()
+        process, _ = _server
+        process.terminate()  # it removes its socket and the folder around it
         process.wait()
-        shutil.rmtree(address.parent, ignore_errors=True)
         _server = None

@@ -123,6 +123,7 @@ def _become_run(connection: socket.socket, run_file: Path, log: int, server: int
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with(server, signal.SIGTERM)
         for number in (1, 2):
             os.dup2(log, number)
@@ -158,7 +159,13 @@ def main() -> None:
     given = parser.parse_args()
     die_with(given.parent, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the runs; the parent ends us
-    serve(given.socket, given.preload)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        serve(given.socket, given.preload)
+    finally:  # also after the parent was killed, which then can't tidy up; a forked run never comes here
+        given.socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            given.socket.parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ def _ended(pid):
 @pytest.fixture
 def server(tmp_path):
     """A fork server of this test's own: (process, socket)."""
-    address = tmp_path / "s"
+    address = tmp_path / "server" / "s"
+    address.parent.mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "trainer.forkserver", "--socket", address, "--parent", str(os.getpid())],
         cwd=ROOT, env=ENVIRONMENT,
@@ -150,6 +151,14 @@ def test_a_run_outlives_neither_client_nor_server(tmp_path, server, victim):
         _wait_for(lambda: _ended(pid))
         client.kill()
     assert list(directory.glob("step-*/manifest.json"))
+
+
+def test_a_server_that_ends_leaves_no_file(server):
+    """The socket and its folder go with the server, whose parent may have been killed and can't tidy up."""
+    process, address = server
+    process.terminate()
+    assert process.wait(60) == 0
+    assert not address.parent.exists()
 
 
 def test_without_a_server_the_client_says_so(tmp_path):
