@@ -111,7 +111,7 @@ def fit(
         model = initial_model(run, directory)
         if model_hook is not None:
             model_hook(model)
-        model = apply_layout(model, mesh, run.layout)
+        model = apply_layout(model, mesh)
         training = _Training(
             run, directory, mesh, objective, model, build_optimizer(model, run.config.optim)
         )
@@ -235,8 +235,8 @@ class _Training:
     def one_step(self, stop: _StopFlag) -> bool:
         """One step; returns whether any process was told to stop."""
         config, before = self.run.config, perf_counter()
-        batch = self.objective.batch(self.done, self.mesh.rank, self.mesh.world_size)
-        counts_K = self.objective.counts(batch)
+        batch = self.objective.batch(self.done, *self.mesh.batch_place)
+        counts_K = self.objective.counts(batch) * self.mesh.counts
         # The stop flag travels with the counts, so that all processes leave after the same step.
         told = torch.tensor([float(stop.raised)], dtype=torch.float64, device=counts_K.device)
         totals = self.mesh.sum(torch.cat([counts_K.double(), told]))

@@ -3,6 +3,7 @@
 A layout says how many processes a run has; the launcher says how many there are. If the two differ the run is
 refused, because a batch cut for two processes and computed by one would silently train on half of it.
 
+The processes form one grid with the axes of `trainer.layout`; experts see the same processes in another grouping.
 gloo joins processes on CPUs, nccl on GPUs. torch.distributed starts only when there is more than one process.
 """
 
@@ -12,20 +13,19 @@ import ctypes
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from trainer.errors import SpecError
+from trainer.layout import Layout
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-    from trainer.spec import Layout
 
 # A rank that died leaves the others in a collective: without a limit they would hold the machine for half an hour.
 TIMEOUT = timedelta(minutes=5)
@@ -42,16 +42,50 @@ class Mesh:
     """Number of processes."""
     device: str = "cpu"
     """Device of this process."""
-    device_mesh: DeviceMesh | None = None
-    """One axis "data" over all processes, or None for one process."""
+    layout: Layout = field(default_factory=Layout)
+    """The degrees."""
+    dense: DeviceMesh | None = None
+    """Axes pp, dp_replicate, dp_shard, sp, tp over all processes, and `fsdp` = dp_shard x sp; None for one process."""
+    sparse: DeviceMesh | None = None
+    """The same processes for experts: pp, dp_replicate, efsdp, ep, tp; None without expert parallelism."""
+    side: dist.ProcessGroup | None = None
+    """gloo over all processes, beside the training's own traffic: checkpoints, stragglers; None for one process."""
     owns_group: bool = False
     """Whether `init_mesh` started the process group, so that `close` must end it."""
+
+    def coordinate(self, axis: str) -> int:
+        """Place of this process on an axis of the dense mesh, 0 <= place < degree."""
+        return 0 if self.dense is None else self.dense.get_local_rank(axis)
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The processes that differ from this one on that axis only."""
+        assert self.dense is not None, "one process has no groups"
+        return self.dense.get_group(axis)
+
+    @property
+    def batch_place(self) -> tuple[int, int]:
+        """(k, n): this process works on the k-th of n parts of the rows; so do all others of its sp, tp and pp."""
+        place = self.coordinate("dp_replicate") * self.layout.dp_shard + self.coordinate("dp_shard")
+        return place, self.layout.batch_degree
+
+    @property
+    def counts(self) -> bool:
+        """Whether this process counts the positions that it shares with the others of its tp and pp."""
+        return self.coordinate("tp") == 0 and self.coordinate("pp") == 0
 
     def sum(self, values: Tensor) -> Tensor:
         """Add a tensor up over all processes, in place; returns it."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
+
+    def merge(self, items: dict[str, Any]) -> dict[str, Any]:
+        """Join the mappings of all stages, which name different blocks; every process must call this."""
+        if self.layout.pp == 1:
+            return items
+        found: list[dict[str, Any]] = [{} for _ in range(self.layout.pp)]
+        dist.all_gather_object(found, items, group=self.group("pp"))
+        return {name: item for part in found for name, item in part.items()}
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -86,7 +120,7 @@ def init_mesh(layout: Layout) -> Mesh:
     """Join the processes of a layout.
 
     Args:
-        layout: strategy and number of processes. A process group that is already there is used as it is.
+        layout: the degrees. A process group that is already there is used as it is.
 
     Returns:
         The mesh, seen from this process.
@@ -98,18 +132,46 @@ def init_mesh(layout: Layout) -> Mesh:
     world = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
     if world != layout.world_size:
         raise SpecError(
-            f"layout.world_size: the run wants {layout.world_size} process(es), the launcher started {world}; "
+            f"layout: {layout} wants {layout.world_size} process(es), the launcher started {world}; "
             f"start it with torchrun --standalone --nproc-per-node {layout.world_size} -m trainer DIR/run.json",
         )
     device = _device()
     if world == 1:
-        return Mesh(device=device)
+        return Mesh(device=device, layout=layout)
     if not joined:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=TIMEOUT)
+    dense, sparse = device_meshes(layout, device)
+    side = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    return Mesh(dist.get_rank(), world, device, layout, dense, sparse, side, owns_group=not joined)
+
+
+def device_meshes(layout: Layout, device: str) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """The processes as a grid, and regrouped for experts; every process must call this.
+
+    Args:
+        layout: the degrees.
+        device: such as "cpu" or "cuda:0".
+
+    Returns:
+        The dense mesh with its flattened axis `fsdp`, and the sparse one or None.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh(device.split(":")[0], (world,), mesh_dim_names=("data",))
-    return Mesh(dist.get_rank(), world, device, mesh, owns_group=not joined)
+    kind, copies = device.split(":", maxsplit=1)[0], (layout.pp, layout.dp_replicate)
+    dense = init_device_mesh(
+        kind,
+        (*copies, layout.dp_shard, layout.sp, layout.tp),
+        mesh_dim_names=("pp", "dp_replicate", "dp_shard", "sp", "tp"),
+    )
+    dense["dp_shard", "sp"]._flatten("fsdp")  # noqa: SLF001 - torch has no public way to join two axes
+    if layout.ep == 1:
+        return dense, None
+    sparse = init_device_mesh(
+        kind,
+        (*copies, layout.fsdp // layout.ep, layout.ep, layout.tp),
+        mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep", "tp"),
+    )
+    return dense, sparse
 
 
 def _device() -> str:

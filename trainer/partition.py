@@ -1,9 +1,8 @@
 """Phase 1, partition, and phase 3, communicate: the same step on one process or many.
 
-    single   nothing to do
-    ddp      every process holds the model; gradients are added up in one flat all-reduce
-    fsdp     every process holds a slice of each parameter, its gradient and its moments (FSDP2, ZeRO-3); parameters
-             are gathered block by block, gradients are summed into the slices by reduce-scatter
+    dp_replicate   every process holds the model; gradients are added up in one flat all-reduce
+    dp_shard       every process holds a slice of each parameter, its gradient and its moments (FSDP2, ZeRO-3);
+                   parameters are gathered block by block, gradients are summed into the slices by reduce-scatter
 
 Gradients are *added*, never averaged: each process's loss is already divided by the global number of tokens
 (`trainer.objective`). FSDP2 averages unless told otherwise, and with gloo a divide factor of 1 needs the plain sum to
@@ -22,34 +21,40 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import NumericalError
+from trainer.errors import NumericalError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from trainer.mesh import Mesh
     from trainer.model import Transformer
-    from trainer.spec import Layout
 
 
-def apply_layout(model: Transformer, mesh: Mesh, layout: Layout) -> Transformer:
+def apply_layout(model: Transformer, mesh: Mesh) -> Transformer:
     """Spread a model over the processes of a mesh.
 
     Args:
         model: the whole model with its initial weights, the same on every process.
         mesh: the processes.
-        layout: the strategy.
 
     Returns:
-        The model to train: the same object, on the mesh's device, its parameters sliced for fsdp.
+        The model to train: the same object, on the mesh's device, its parameters sliced for dp_shard.
+
+    Raises:
+        SpecError: sp, tp, pp or ep, which are not there yet.
     """
-    model = model.to(mesh.device)
-    if mesh.world_size > 1 and layout.strategy == "fsdp":
+    model, layout = model.to(mesh.device), mesh.layout
+    if layout.sp * layout.tp * layout.pp * layout.ep > 1:
+        raise SpecError(
+            f"layout: {layout}: sp, tp, pp and ep are not there yet; use dp_replicate and dp_shard"
+        )
+    if mesh.dense is not None and layout.dp_shard > 1:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        axes = ("dp_replicate", "fsdp") if layout.dp_replicate > 1 else ("fsdp",)
         for block in model.blocks:
-            fully_shard(block, mesh=mesh.device_mesh)
-        fully_shard(model, mesh=mesh.device_mesh)
+            fully_shard(block, mesh=mesh.dense[axes])
+        fully_shard(model, mesh=mesh.dense[axes])
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -77,8 +82,9 @@ def reduce_gradients(
     if mesh.world_size == 1:
         return total[0], _square_sum(grads).sqrt()
     if any(sliced):
-        # Every slice is on one process only, so the squares add up; FSDP slices either all parameters or none.
-        both = torch.stack([total[0], _square_sum([local(grad) for grad in grads])])
+        # Each slice is on dp_replicate processes, so the squares add up; FSDP slices either all parameters or none.
+        squares = _square_sum([local(grad) for grad in grads]) / mesh.layout.dp_replicate
+        both = torch.stack([total[0], squares])
         mesh.sum(both)
         return both[0], both[1].sqrt()
     flat = torch.cat([grad.reshape(-1) for grad in grads])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from provenance.canonical import jcs, parse_json, write_atomic
 from trainer.codec import from_json, to_json
 from trainer.errors import SpecError
+from trainer.layout import Layout, demand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,25 +156,6 @@ class MixtureSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """How one step is spread over processes; it never changes what is computed."""
-
-    strategy: Literal["single", "ddp", "fsdp"] = "single"
-    """single: one process; ddp: whole model everywhere; fsdp: every process keeps a slice of each parameter."""
-    world_size: int = 1
-    """Number of processes."""
-
-    def __post_init__(self) -> None:
-        _at_least("layout.world_size", self.world_size, 1)
-        if self.strategy not in ("single", "ddp", "fsdp"):
-            raise SpecError(f"layout.strategy: expected single, ddp or fsdp, got {self.strategy!r}")
-        if self.strategy == "single" and self.world_size != 1:
-            raise SpecError(
-                f"layout: single means world_size 1, got {self.world_size}; choose ddp or fsdp for more processes",
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """The choices of a run; `extra` belongs to the entry function and may hold no floats."""
 
@@ -228,8 +210,8 @@ class RunSpec:
     """Name of the recipe that made this specification, or "none"."""
     config: RunConfig = field(default_factory=RunConfig)
     """Model, optimiser, batch, mixture, checkpoints, extra."""
-    layout: Layout = Layout()
-    """Processes and strategy."""
+    layout: Layout = field(default_factory=Layout)
+    """How a step is spread over processes."""
     seed: int = 0
     """Order of the data and initial weights, 0 <= seed < 2**53."""
     corpus_version: str = "none"
@@ -268,11 +250,7 @@ class RunSpec:
         _digest("tokens_digest", self.tokens_digest)
         self._check_init()
         self._check_versions()
-        if self.config.batch.rows < self.layout.world_size:
-            raise SpecError(
-                f"config.batch.rows: expected at least one row per process ({self.layout.world_size}), "
-                f"got {self.config.batch.rows}",
-            )
+        demand(self.layout, self.config.model, self.config.batch)
 
     def _check_init(self) -> None:
         if (self.init == "none") != (self.init_root == "none"):
