@@ -47,7 +47,7 @@ def apply_layout(model: Transformer, mesh: Mesh, layout: Layout) -> Transformer:
     if mesh.world_size > 1 and layout.strategy == "fsdp":
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        for block in model.blocks:
+        for block in model.blocks.values():
             fully_shard(block, mesh=mesh.device_mesh)
         fully_shard(model, mesh=mesh.device_mesh)
         for module in model.modules():
