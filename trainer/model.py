@@ -12,6 +12,10 @@ per forward pass and only when some row needs it: with one document per row the 
 Every parameter is drawn from a generator seeded by (seed, name). So two meshes, two layouts and two machines start
 from the same bits without a seed checkpoint, and adding a layer changes no other layer's initial weights.
 
+A layout may cut the model into pipeline stages: it deletes entries of `blocks`, and sets embed, norm and head to None
+where another stage has them. What is left keeps its names, since `blocks` is keyed by layer number, and forward skips
+what is None: a stage without embed takes hidden_BTD in place of tokens, one without head returns it.
+
 Legend: B rows, T positions, D width, H query heads, K key/value heads, E head width, V vocabulary.
 
 Source: RMSNorm arXiv 1910.07467; RoPE arXiv 2104.09864 eq. 34 (half-split pairs); SwiGLU arXiv 2002.05202 eq. 6;
@@ -159,12 +163,17 @@ class Transformer(nn.Module):
         """A model with torch's default weights; call `init_parameters` for reproducible ones."""
         super().__init__()
         self.spec = spec
-        self.embed = nn.Embedding(spec.vocab_size, spec.dim)
-        self.blocks = nn.ModuleList(Block(spec, layer) for layer in range(spec.num_layers))
-        self.norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.head = nn.Linear(spec.dim, spec.vocab_size, bias=False)
+        embed = nn.Embedding(spec.vocab_size, spec.dim)
+        head = nn.Linear(spec.dim, spec.vocab_size, bias=False)
         if spec.tied:
-            self.head.weight = self.embed.weight
+            head.weight = embed.weight
+        self.embed: nn.Embedding | None = embed
+        # Keyed by layer number, not a list: a name survives the removal of the blocks before it.
+        self.blocks = nn.ModuleDict(
+            {str(layer): Block(spec, layer) for layer in range(spec.num_layers)}
+        )
+        self.norm: RMSNorm | None = RMSNorm(spec.dim, spec.norm_eps)
+        self.head: nn.Linear | None = head
 
     @overload
     def forward(
@@ -198,17 +207,18 @@ class Transformer(nn.Module):
         """Logits of the next token at every position.
 
         Args:
-            tokens_BT: int64 token ids in 0..V-1.
+            tokens_BT: int64 token ids in 0..V-1; in a stage without embed, hidden_BTD from the stage before.
             positions_BT: int64 position of each token inside its document; None counts from 0 (or from the cache).
             documents_BT: int64 label of the document that each position belongs to; None = one document per row.
             return_hidden: also return the residual stream after the embedding and after every block.
             cache: earlier keys and values for decoding; excludes several documents per row.
 
         Returns:
-            logits_BTV, or (logits_BTV, list of num_layers + 1 hidden_BTD).
+            logits_BTV, or (logits_BTV, list of num_layers + 1 hidden_BTD). A stage without head has hidden_BTD in place
+            of logits_BTV, and the list has one entry more than the stage has blocks.
         """
         x_BTD, hidden = self.trunk(tokens_BT, positions_BT, documents_BT, cache)
-        logits_BTV = self.head(x_BTD)
+        logits_BTV = self.logits(x_BTD)
         return (logits_BTV, hidden) if return_hidden else logits_BTV
 
     def trunk(
@@ -218,22 +228,29 @@ class Transformer(nn.Module):
         documents_BT: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Everything before the head: (normalised last hidden_BTD, list of num_layers + 1 hidden_BTD)."""
+        """Everything before the head: (normalised last hidden_BTD, list of num_layers + 1 hidden_BTD).
+
+        Arguments as in `forward`; a stage without norm returns hidden_BTD as its last block left it.
+        """
         if positions_BT is None:
             start = 0 if cache is None else cache.length
             positions_BT = torch.arange(start, start + tokens_BT.shape[1], device=tokens_BT.device)[
                 None
             ]
-        x_BTD = self.embed(tokens_BT)
+        x_BTD = tokens_BT if self.embed is None else self.embed(tokens_BT)
         turn = rotary_angles(positions_BT, self.spec, x_BTD.dtype)
         mask = None if documents_BT is None else document_mask(documents_BT, x_BTD.dtype)
         hidden = [x_BTD]
-        for block in self.blocks:
+        for block in self.blocks.values():
             x_BTD = block(x_BTD, turn, mask, cache)
             hidden.append(x_BTD)
         if cache is not None:
             cache.length += tokens_BT.shape[1]
-        return self.norm(x_BTD), hidden
+        return (x_BTD if self.norm is None else self.norm(x_BTD)), hidden
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits [..., V] of what `trunk` returns, [..., D]; a stage without head returns it as it is."""
+        return x if self.head is None else self.head(x)
 
 
 def document_mask(documents_BT: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -276,11 +293,11 @@ def _rotate(x_BHTE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def init_parameters(model: nn.Module, seed: int) -> None:
+def init_parameters(model: Transformer, seed: int) -> None:
     """Set every parameter from a generator of its own, seeded by (seed, name).
 
     Args:
-        model: a Transformer, before any layout is applied.
+        model: whole or a pipeline stage, before its parameters are sliced.
         seed: 0 <= seed < 2**53.
 
     Matrices are normal with standard deviation 0.02, those that write to the residual stream 0.02 / sqrt(2 L);
@@ -288,7 +305,7 @@ def init_parameters(model: nn.Module, seed: int) -> None:
 
     Source: scaling by 1/sqrt(2 L): Radford et al. 2019, section 2.3.
     """
-    layers = sum(1 for module in model.modules() if isinstance(module, Block))
+    layers = model.spec.num_layers  # of the whole model, also in a stage of it
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             parameter.fill_(1.0)
@@ -296,7 +313,7 @@ def init_parameters(model: nn.Module, seed: int) -> None:
         digest = hashlib.sha256(f"dataworth-init-1|{seed}|{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         std = (
-            INIT_STD / math.sqrt(2 * max(layers, 1))
+            INIT_STD / math.sqrt(2 * layers)
             if name.endswith(("wo.weight", "w2.weight"))
             else INIT_STD
         )

@@ -52,7 +52,7 @@ def apply_layout(model: Transformer, mesh: Mesh) -> Transformer:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         axes = ("dp_replicate", "fsdp") if layout.dp_replicate > 1 else ("fsdp",)
-        for block in model.blocks:
+        for block in model.blocks.values():
             fully_shard(block, mesh=mesh.dense[axes])
         fully_shard(model, mesh=mesh.dense[axes])
         for module in model.modules():

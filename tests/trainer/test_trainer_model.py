@@ -1,6 +1,7 @@
 """Claims about the model: it is the formula of its docstring, and packing is invisible to it."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -170,6 +171,53 @@ def test_hidden_states_are_embedding_and_every_block():
     assert torch.equal(hidden[0], model.embed(tokens))
     assert torch.equal(model.head(model.norm(hidden[-1])), logits)
     assert torch.equal(model(tokens), logits)
+
+
+def _stage(spec, first, stop):
+    """A pipeline stage with the blocks first..stop-1, cut from a whole model."""
+    model = _model(spec)
+    for layer in {*range(spec.num_layers)} - {*range(first, stop)}:
+        del model.blocks[str(layer)]
+    if first > 0:
+        model.embed = None
+    if stop < spec.num_layers:
+        model.norm = model.head = None
+    return model
+
+
+def test_a_model_cut_into_stages_is_the_whole_model():
+    """Stages of any cut, one without embed, norm and head too, keep names and bits and compose to the same logits."""
+    spec = dataclasses.replace(MODEL, tied=False, num_layers=4)
+    docs = [(i, record_id(i), doc) for i, doc in enumerate(documents(6, seed=7, longest=20))]
+    tokens, _, *where = pack(docs, 40).tensors()
+    whole = _model(spec)
+    expected, hidden = whole(tokens, *where, return_hidden=True)
+    expected.logsumexp(-1).sum().backward()
+    for cuts in ([0, 4], [0, 1, 4], [0, 1, 3, 4], [0, 2, 2, 4]):
+        stages = [_stage(spec, *cut) for cut in itertools.pairwise(cuts)]
+        x, states = tokens, []
+        for stage in stages:
+            x, seen = stage(x, *where, return_hidden=True)
+            states += seen[:-1]
+        assert torch.equal(x, expected)
+        for ours, theirs in zip([*states, seen[-1]], hidden, strict=True):
+            assert torch.equal(ours, theirs)
+        x.logsumexp(-1).sum().backward()
+        named = [pair for stage in stages for pair in stage.named_parameters()]
+        assert sorted(name for name, _ in named) == sorted(dict(whole.named_parameters()))
+        for name, parameter in named:
+            assert torch.equal(parameter.grad, whole.get_parameter(name).grad)
+
+
+def test_a_stage_starts_from_the_bits_of_the_whole_model():
+    """Initial weights drawn after the cut are those of the whole model, the scale by its depth included."""
+    spec = dataclasses.replace(MODEL, tied=False, num_layers=3)
+    whole, stage = Transformer(spec), _stage(spec, 1, 2).float()
+    init_parameters(whole, 5)
+    init_parameters(stage, 5)
+    assert {name.split(".")[1] for name, _ in stage.named_parameters()} == {"1"}
+    for name, parameter in stage.named_parameters():
+        assert torch.equal(parameter, whole.get_parameter(name))
 
 
 def test_initial_weights_depend_on_seed_and_name_only():
