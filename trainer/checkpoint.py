@@ -275,8 +275,11 @@ def load_model(directory: Path, spec: ModelSpec, expected_root: str | None = Non
 
 
 def model_state(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Weights under their logical names, not copies; a tied head counts once."""
-    return {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    """Weights and lasting buffers under their logical names, not copies; a tied head counts once."""
+    lasting = model.state_dict()
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    named |= {name: buffer for name, buffer in model.named_buffers() if name in lasting}
+    return {f"model.{name}": tensor for name, tensor in named.items()}
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:

@@ -74,13 +74,25 @@ class ModelSpec:
     num_kv_heads: int = 2
     """Key and value heads; divides num_heads."""
     ffn_dim: int = 384
-    """Inner width of SwiGLU."""
+    """Inner width of SwiGLU; without effect in a mixture of experts."""
     rope_theta: float = 10000.0
     """Base of the rotary wavelengths."""
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
     tied: bool = True
     """Whether the output head is the embedding matrix."""
+    qk_norm: bool = False
+    """Whether queries and keys are normalised per head."""
+    num_experts: int = 0
+    """Experts of a block; 0 = one feed-forward."""
+    experts_per_token: int = 0
+    """Experts that a token visits, 1..num_experts."""
+    expert_dim: int = 0
+    """Inner width of an expert."""
+    shared_expert_dim: int = 0
+    """Inner width of the expert that every token visits; 0 = none."""
+    balance_rate: float = 1e-3
+    """Change of an expert's bias per step, against its load; 0 = no balancing."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "dim", "num_heads", "num_kv_heads", "ffn_dim"):
@@ -96,6 +108,25 @@ class ModelSpec:
             )
         _positive("model.rope_theta", self.rope_theta)
         _positive("model.norm_eps", self.norm_eps)
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        if self.num_experts == 0:
+            for name in ("experts_per_token", "expert_dim", "shared_expert_dim"):
+                if value := getattr(self, name):
+                    raise SpecError(
+                        f"model.{name}: expected 0 without experts, got {value}; set num_experts"
+                    )
+            return
+        _at_least("model.num_experts", self.num_experts, 2)
+        _at_least("model.expert_dim", self.expert_dim, 1)
+        _at_least("model.shared_expert_dim", self.shared_expert_dim, 0)
+        _at_least("model.balance_rate", self.balance_rate, 0)
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise SpecError(
+                f"model.experts_per_token: expected 1..num_experts = {self.num_experts}, "
+                f"got {self.experts_per_token}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from trainer.experts import balance_loads, reset_loads
 from trainer.mesh import Mesh
 from trainer.partition import check_finite, reduce_gradients
 
@@ -46,7 +47,7 @@ class StepReport:
     communicate_s: float
     """Summing gradients and loss; with fsdp only the norm, the rest overlaps with `local_s`."""
     update_s: float
-    """Clipping and optimiser."""
+    """Clipping, optimiser, and balancing of experts."""
 
 
 def train_step(
@@ -78,6 +79,7 @@ def train_step(
     """
     start = perf_counter()
     optimizer.zero_grad()
+    reset_loads(model)
     # A term without positions anywhere contributes 0 / 1, not 0 / 0.
     loss = objective.loss(model, batch, torch.where(totals_K > 0, totals_K, 1.0))
     torch.autograd.backward(loss)
@@ -93,6 +95,7 @@ def train_step(
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
     optimizer.step()
+    balance_loads(model, (mesh or Mesh()).sum)
     return StepReport(
         loss_value,
         norm_value,
