@@ -142,7 +142,7 @@ def _tensors(layout: Layout, model: ModelSpec) -> Iterator[str]:
 
 
 def _experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
-    experts = getattr(model, "num_experts", 0)
+    experts = model.num_experts
     if layout.ep == 1:
         return
     if not experts:
@@ -151,6 +151,11 @@ def _experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
         yield f"num_experts {experts} is not a multiple of ep {layout.ep}"
     if layout.fsdp % layout.ep:
         yield f"dp_shard * sp = {layout.dp_shard} * {layout.sp} is not a multiple of ep {layout.ep}"
+        return
+    slices = layout.fsdp // layout.ep
+    for name in ("expert_dim", "dim") if experts else ():
+        if getattr(model, name) % slices:
+            yield f"{name} {getattr(model, name)} is not a multiple of dp_shard * sp / ep = {slices}"
 
 
 def _rows(layout: Layout, batch: BatchSpec) -> Iterator[str]:
@@ -199,7 +204,7 @@ def possible(
         shared = one["dp_shard"] * one["sp"]
         share = batch.rows // (one["dp_replicate"] * one["dp_shard"])
         parts = [m for m in range(1, share + 1) if share % m == 0] if one["pp"] > 1 else [1]
-        experts = getattr(model, "num_experts", 0)
+        experts = model.num_experts
         for ep in (e for e in range(1, (shared if experts else 1) + 1) if shared % e == 0):
             options = sorted(parts, key=lambda m: abs(m - layout.microbatches))
             for part in options:

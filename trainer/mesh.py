@@ -44,23 +44,25 @@ class Mesh:
     """Device of this process."""
     layout: Layout = field(default_factory=Layout)
     """The degrees."""
+    work: DeviceMesh | None = None
+    """How work is divided: pp, dp_replicate, dp_shard, sp, tp over all processes; None for one process."""
     dense: DeviceMesh | None = None
-    """Axes pp, dp_replicate, dp_shard, sp, tp over all processes, and `fsdp` = dp_shard x sp; None for one process."""
+    """How weights are: pp, dp_replicate, fsdp = dp_shard x sp, tp; None for one process."""
     sparse: DeviceMesh | None = None
-    """The same processes for experts: pp, dp_replicate, efsdp, ep, tp; None without expert parallelism."""
+    """How experts are: pp, dp_replicate, efsdp, ep, tp; None without expert parallelism."""
     side: dist.ProcessGroup | None = None
     """gloo over all processes, beside the training's own traffic: checkpoints, stragglers; None for one process."""
     owns_group: bool = False
     """Whether `init_mesh` started the process group, so that `close` must end it."""
 
     def coordinate(self, axis: str) -> int:
-        """Place of this process on an axis of the dense mesh, 0 <= place < degree."""
-        return 0 if self.dense is None else self.dense.get_local_rank(axis)
+        """Place of this process on an axis of `work`, 0 <= place < degree."""
+        return 0 if self.work is None else self.work.get_local_rank(axis)
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """The processes that differ from this one on that axis only."""
-        assert self.dense is not None, "one process has no groups"
-        return self.dense.get_group(axis)
+        assert self.work is not None, "one process has no groups"
+        return self.work.get_group(axis)
 
     @property
     def batch_place(self) -> tuple[int, int]:
@@ -77,6 +79,14 @@ class Mesh:
         """Add a tensor up over all processes, in place; returns it."""
         if self.world_size > 1:
             dist.all_reduce(values)
+        return values
+
+    def sum_stage(self, values: Tensor) -> Tensor:
+        """Add a tensor up over the processes that hold the same blocks, in place; returns it."""
+        if self.layout.pp == 1:
+            return self.sum(values)
+        for axis in ("dp_replicate", "dp_shard", "sp", "tp"):
+            dist.all_reduce(values, group=self.group(axis))
         return values
 
     def merge(self, items: dict[str, Any]) -> dict[str, Any]:
@@ -140,38 +150,31 @@ def init_mesh(layout: Layout) -> Mesh:
         return Mesh(device=device, layout=layout)
     if not joined:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=TIMEOUT)
-    dense, sparse = device_meshes(layout, device)
+    meshes = device_meshes(layout, device.split(":", maxsplit=1)[0])
     side = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    return Mesh(dist.get_rank(), world, device, layout, dense, sparse, side, owns_group=not joined)
+    return Mesh(dist.get_rank(), world, device, layout, *meshes, side, owns_group=not joined)
 
 
-def device_meshes(layout: Layout, device: str) -> tuple[DeviceMesh, DeviceMesh | None]:
-    """The processes as a grid, and regrouped for experts; every process must call this.
+def device_meshes(layout: Layout, kind: str) -> tuple[DeviceMesh, DeviceMesh, DeviceMesh | None]:
+    """The same processes as three grids; every process must call this.
 
     Args:
         layout: the degrees.
-        device: such as "cpu" or "cuda:0".
+        kind: of device, "cpu" or "cuda".
 
     Returns:
-        The dense mesh with its flattened axis `fsdp`, and the sparse one or None.
+        `Mesh.work`, `Mesh.dense`, and `Mesh.sparse` or None. Each has its axes in the order of the ranks, so joining
+        or splitting neighbours gives the same processes; torch only slices parameters within one grid.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    kind, copies = device.split(":", maxsplit=1)[0], (layout.pp, layout.dp_replicate)
-    dense = init_device_mesh(
-        kind,
-        (*copies, layout.dp_shard, layout.sp, layout.tp),
-        mesh_dim_names=("pp", "dp_replicate", "dp_shard", "sp", "tp"),
-    )
-    dense["dp_shard", "sp"]._flatten("fsdp")  # noqa: SLF001 - torch has no public way to join two axes
-    if layout.ep == 1:
-        return dense, None
-    sparse = init_device_mesh(
-        kind,
-        (*copies, layout.fsdp // layout.ep, layout.ep, layout.tp),
-        mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep", "tp"),
-    )
-    return dense, sparse
+    def grid(**axes: int) -> DeviceMesh:
+        shape = (layout.pp, layout.dp_replicate, *axes.values(), layout.tp)
+        return init_device_mesh(kind, shape, mesh_dim_names=("pp", "dp_replicate", *axes, "tp"))
+
+    work, dense = grid(dp_shard=layout.dp_shard, sp=layout.sp), grid(fsdp=layout.fsdp)
+    slices = layout.fsdp // layout.ep
+    return work, dense, grid(efsdp=slices, ep=layout.ep) if layout.ep > 1 else None
 
 
 def _device() -> str:

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
     from trainer.objective import Objective
 
 
+def forward_backward(
+    model: nn.Module, objective: Objective, batch: Any, totals_K: Tensor
+) -> Tensor:
+    """Add the gradients of this process's share of the loss to the parameters; returns the share."""
+    pipelined = getattr(model, "forward_backward", None)
+    if pipelined is not None:  # its schedule runs the backward passes too
+        return pipelined(objective, batch, totals_K)
+    loss = objective.loss(model, batch, totals_K)
+    torch.autograd.backward(loss)
+    return loss.detach()
+
+
 class Optimizer(Protocol):
     """What a step needs of an optimiser; `trainer.optim.AdamW` and torch's own have it."""
 
@@ -81,8 +93,7 @@ def train_step(
     optimizer.zero_grad()
     reset_loads(model)
     # A term without positions anywhere contributes 0 / 1, not 0 / 0.
-    loss = objective.loss(model, batch, torch.where(totals_K > 0, totals_K, 1.0))
-    torch.autograd.backward(loss)
+    loss = forward_backward(model, objective, batch, torch.where(totals_K > 0, totals_K, 1.0))
     computed = perf_counter()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total, norm = reduce_gradients(trained, loss, mesh or Mesh())
@@ -95,7 +106,7 @@ def train_step(
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
     optimizer.step()
-    balance_loads(model, (mesh or Mesh()).sum)
+    balance_loads(model, (mesh or Mesh()).sum_stage)
     return StepReport(
         loss_value,
         norm_value,
