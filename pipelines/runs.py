@@ -148,7 +148,7 @@ def prepare(
     from trainer.codec import to_json
 
     size = site.size
-    layout = Layout(strategy="ddp" if job.world > 1 else "single", world_size=job.world)
+    layout = Layout(dp_replicate=job.world)
     excluded_digest = sha256(job.excluded.read_bytes()).hexdigest() if job.excluded else "none"
     directory = (
         site.home.runs / "any"

@@ -201,7 +201,10 @@ def load_into(directory: Path, tensors: Mapping[str, Tensor], mesh: Mesh | None 
     """
     manifest = verify(directory)
     reader = _reader(directory)
-    _same_tensors(directory.name, reader.read_metadata().state_dict_metadata, tensors)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if mesh is not None:
+        shapes = mesh.merge(shapes)  # of all pipeline stages
+    _same_tensors(directory.name, reader.read_metadata().state_dict_metadata, shapes)
     _load(reader, tensors, alone=mesh is None or mesh.world_size == 1)
     return manifest
 
@@ -266,7 +269,9 @@ def load_model(directory: Path, spec: ModelSpec, expected_root: str | None = Non
     model = Transformer(spec)
     weights = model_state(model)
     _same_tensors(
-        directory.name, {n: meta for n, meta in index.items() if n.startswith("model.")}, weights
+        directory.name,
+        {n: meta for n, meta in index.items() if n.startswith("model.")},
+        {n: tuple(weight.shape) for n, weight in weights.items()},
     )
     with torch.no_grad():
         for name, weight in weights.items():
@@ -275,8 +280,11 @@ def load_model(directory: Path, spec: ModelSpec, expected_root: str | None = Non
 
 
 def model_state(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Weights under their logical names, not copies; a tied head counts once."""
-    return {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    """Weights and lasting buffers under their logical names, not copies; a tied head counts once."""
+    lasting = model.state_dict()
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    named |= {name: buffer for name, buffer in model.named_buffers() if name in lasting}
+    return {f"model.{name}": tensor for name, tensor in named.items()}
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
@@ -299,16 +307,18 @@ def _file_entry(path: Path) -> dict[str, Any]:
         return {"sha256": digest, "size": os.fstat(file.fileno()).st_size}
 
 
-def _same_tensors(name: str, index: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    missing, extra = sorted(set(tensors) - set(index)), sorted(set(index) - set(tensors))
+def _same_tensors(
+    name: str, index: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    missing, extra = sorted(set(shapes) - set(index)), sorted(set(index) - set(shapes))
     if missing or extra:
         raise CheckpointError(
             f"{name}: of another model: lacks {missing[:2]}, has beyond it {extra[:2]}"
         )
-    for key, tensor in tensors.items():
-        if tuple(index[key].size) != tuple(tensor.shape):
+    for key, shape in shapes.items():
+        if tuple(index[key].size) != shape:
             raise CheckpointError(
-                f"{name}: of another model: {key} expected shape {tuple(tensor.shape)}, got {tuple(index[key].size)}",
+                f"{name}: of another model: {key} expected shape {shape}, got {tuple(index[key].size)}",
             )
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "BatchPlan", "Segment", "TokenStore", "pack", "write_tokens"]
 
 IGNORE = -100  # torch's default ignore_index: a position without label
-_PADDING = -1  # document label of padding; padding sees padding only
+PADDING = -1  # document label of padding; padding sees padding only
 
 
 class Segment(NamedTuple):
@@ -353,7 +353,7 @@ class _Rows:
         self.tokens_BT = np.zeros((num_rows, length), dtype=np.int64)
         self.labels_BT = np.full((num_rows, length), IGNORE, dtype=np.int64)
         self.positions_BT = np.zeros((num_rows, length), dtype=np.int64)
-        self.documents_BT = np.full((num_rows, length), _PADDING, dtype=np.int64)
+        self.documents_BT = np.full((num_rows, length), PADDING, dtype=np.int64)
         self.segments: list[list[Segment]] = [[] for _ in range(num_rows)]
         self.columns_T = np.arange(length)
 

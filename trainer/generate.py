@@ -65,11 +65,11 @@ def generate(
 def _decode(model: Transformer, tokens_BT: Tensor, num_new: int) -> Tensor:
     """`num_new` greedy tokens per row, [B, num_new]."""
     rows, length = tokens_BT.shape
-    cache = KVCache(model.spec, rows, length + num_new, model.embed.weight)
+    cache = KVCache(model.spec, rows, length + num_new, next(model.parameters()))
     found = []
     for _ in range(num_new):
         hidden_BTD, _ = model.trunk(tokens_BT, cache=cache)
-        tokens_BT = model.head(hidden_BTD[:, -1]).argmax(-1, keepdim=True)
+        tokens_BT = model.logits(hidden_BTD[:, -1]).argmax(-1, keepdim=True)
         found.append(tokens_BT)
     return torch.cat(found, 1)
 
@@ -178,4 +178,4 @@ def _refuse_empty(empty: bool) -> None:  # noqa: FBT001 - private, one caller ea
 
 
 def _device(model: Transformer) -> str:
-    return str(model.embed.weight.device)
+    return str(next(model.parameters()).device)

@@ -48,7 +48,7 @@ from trainer.metrics import ProgressWriter, read_lines
 from trainer.model import Transformer, num_parameters
 from trainer.objective import Accountable, LanguageModelling, Objective
 from trainer.optim import AdamW, build_optimizer, learning_rate
-from trainer.partition import apply_layout
+from trainer.partition import apply_layout, refuse_division
 from trainer.phases import Costs, write_phases
 from trainer.root import state_root
 from trainer.spec import RunSpec, run_digest
@@ -96,7 +96,7 @@ def fit(
         gradient stopped being finite, with the last good checkpoint in place.
 
     Raises:
-        SpecError: layout and launcher differ.
+        SpecError: layout and launcher differ, or the layout divides what only the default objective can divide.
         DataError: tokens or excluded records are not the committed ones.
         CheckpointError: a checkpoint to start from or to go on from is altered or of another run.
     """
@@ -105,15 +105,17 @@ def fit(
     lock = _lock(directory) if mesh.rank == 0 else None
     try:
         if objective is None:
-            objective = LanguageModelling(batch_plan(run, directory), mesh.device)
+            objective = LanguageModelling(batch_plan(run, directory), mesh.device, mesh)
         else:
+            refuse_division(run.layout)
             open_store(run, directory)  # the run's tokens are checked whatever the objective reads
         model = initial_model(run, directory)
         if model_hook is not None:
             model_hook(model)
-        model = apply_layout(model, mesh, run.layout)
+        size = num_parameters(model)  # a stage has fewer
+        model = apply_layout(model, mesh)
         training = _Training(
-            run, directory, mesh, objective, model, build_optimizer(model, run.config.optim)
+            run, directory, mesh, objective, model, build_optimizer(model, run.config.optim), size
         )
         training.recover()
         training.seconds["partition"] = perf_counter() - start
@@ -149,6 +151,8 @@ class _Training:
     objective: Objective
     model: Transformer
     optimizer: AdamW
+    num_parameters: int
+    """Of the whole model."""
     done: int = 0
     """Steps done."""
     root: str = ""
@@ -192,7 +196,7 @@ class _Training:
                     f"{found.name}: of another run ({manifest.run}); use an empty folder"
                 )
             self.done, window = manifest.step, manifest.window
-        self.root = state_root(self.state())
+        self.root = state_root(self.state(), self.mesh)
         if found is not None and self.root != manifest.root:
             raise CheckpointError(
                 f"{found.name}: expected root {manifest.root}, its tensors have {self.root}"
@@ -235,8 +239,8 @@ class _Training:
     def one_step(self, stop: _StopFlag) -> bool:
         """One step; returns whether any process was told to stop."""
         config, before = self.run.config, perf_counter()
-        batch = self.objective.batch(self.done, self.mesh.rank, self.mesh.world_size)
-        counts_K = self.objective.counts(batch)
+        batch = self.objective.batch(self.done, *self.mesh.batch_place)
+        counts_K = self.objective.counts(batch) * self.mesh.counts
         # The stop flag travels with the counts, so that all processes leave after the same step.
         told = torch.tensor([float(stop.raised)], dtype=torch.float64, device=counts_K.device)
         totals = self.mesh.sum(torch.cat([counts_K.double(), told]))
@@ -264,7 +268,7 @@ class _Training:
         """Checkpoint and close the window."""
         start = perf_counter()
         tensors = self.state()
-        before, self.root = self.root, state_root(tensors)
+        before, self.root = self.root, state_root(tensors, self.mesh)
         window: dict[str, Any] = {}
         if self.done > self.window_start:
             records = self.records if isinstance(self.objective, Accountable) else None
@@ -313,7 +317,7 @@ class _Training:
         )
 
     def _write_phases(self) -> None:
-        costs = Costs(self.seconds, self.steps_here, num_parameters(self.model))
+        costs = Costs(self.seconds, self.steps_here, self.num_parameters)
         write_phases(self.directory, self.run, costs, done=self.done, root=self.root)
 
     def _leave(self, code: int, reason: str) -> int:

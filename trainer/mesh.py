@@ -3,6 +3,7 @@
 A layout says how many processes a run has; the launcher says how many there are. If the two differ the run is
 refused, because a batch cut for two processes and computed by one would silently train on half of it.
 
+The processes form one grid with the axes of `trainer.layout`; experts see the same processes in another grouping.
 gloo joins processes on CPUs, nccl on GPUs. torch.distributed starts only when there is more than one process.
 """
 
@@ -10,21 +11,20 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from trainer.errors import SpecError
+from trainer.layout import Layout
 from trainer.parent import die_with
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-    from trainer.spec import Layout
 
 # A rank that died leaves the others in a collective: without a limit they would hold the machine for half an hour.
 TIMEOUT = timedelta(minutes=5)
@@ -40,16 +40,60 @@ class Mesh:
     """Number of processes."""
     device: str = "cpu"
     """Device of this process."""
-    device_mesh: DeviceMesh | None = None
-    """One axis "data" over all processes, or None for one process."""
+    layout: Layout = field(default_factory=Layout)
+    """The degrees."""
+    work: DeviceMesh | None = None
+    """How work is divided: pp, dp_replicate, dp_shard, sp, tp over all processes; None for one process."""
+    dense: DeviceMesh | None = None
+    """How weights are: pp, dp_replicate, fsdp = dp_shard x sp, tp; None for one process."""
+    sparse: DeviceMesh | None = None
+    """How experts are: pp, dp_replicate, efsdp, ep, tp; None without expert parallelism."""
+    side: dist.ProcessGroup | None = None
+    """gloo over all processes, beside the training's own traffic: checkpoints, stragglers; None for one process."""
     owns_group: bool = False
     """Whether `init_mesh` started the process group, so that `close` must end it."""
+
+    def coordinate(self, axis: str) -> int:
+        """Place of this process on an axis of `work`, 0 <= place < degree."""
+        return 0 if self.work is None else self.work.get_local_rank(axis)
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The processes that differ from this one on that axis only."""
+        assert self.work is not None, "one process has no groups"
+        return self.work.get_group(axis)
+
+    @property
+    def batch_place(self) -> tuple[int, int]:
+        """(k, n): this process works on the k-th of n parts of the rows; so do all others of its sp, tp and pp."""
+        place = self.coordinate("dp_replicate") * self.layout.dp_shard + self.coordinate("dp_shard")
+        return place, self.layout.batch_degree
+
+    @property
+    def counts(self) -> bool:
+        """Whether this process counts the positions that it shares with the others of its tp and pp."""
+        return self.coordinate("tp") == 0 and self.coordinate("pp") == 0
 
     def sum(self, values: Tensor) -> Tensor:
         """Add a tensor up over all processes, in place; returns it."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
+
+    def sum_stage(self, values: Tensor) -> Tensor:
+        """Add a tensor up over the processes that hold the same blocks, in place; returns it."""
+        if self.layout.pp == 1:
+            return self.sum(values)
+        for axis in ("dp_replicate", "dp_shard", "sp", "tp"):
+            dist.all_reduce(values, group=self.group(axis))
+        return values
+
+    def merge(self, items: dict[str, Any]) -> dict[str, Any]:
+        """Join the mappings of all stages, which name different blocks; every process must call this."""
+        if self.layout.pp == 1:
+            return items
+        found: list[dict[str, Any]] = [{} for _ in range(self.layout.pp)]
+        dist.all_gather_object(found, items, group=self.group("pp"))
+        return {name: item for part in found for name, item in part.items()}
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -77,7 +121,7 @@ def init_mesh(layout: Layout) -> Mesh:
     """Join the processes of a layout.
 
     Args:
-        layout: strategy and number of processes. A process group that is already there is used as it is.
+        layout: the degrees. A process group that is already there is used as it is.
 
     Returns:
         The mesh, seen from this process.
@@ -89,18 +133,39 @@ def init_mesh(layout: Layout) -> Mesh:
     world = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
     if world != layout.world_size:
         raise SpecError(
-            f"layout.world_size: the run wants {layout.world_size} process(es), the launcher started {world}; "
+            f"layout: {layout} wants {layout.world_size} process(es), the launcher started {world}; "
             f"start it with torchrun --standalone --nproc-per-node {layout.world_size} -m trainer DIR/run.json",
         )
     device = _device()
     if world == 1:
-        return Mesh(device=device)
+        return Mesh(device=device, layout=layout)
     if not joined:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=TIMEOUT)
+    meshes = device_meshes(layout, device.split(":", maxsplit=1)[0])
+    side = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    return Mesh(dist.get_rank(), world, device, layout, *meshes, side, owns_group=not joined)
+
+
+def device_meshes(layout: Layout, kind: str) -> tuple[DeviceMesh, DeviceMesh, DeviceMesh | None]:
+    """The same processes as three grids; every process must call this.
+
+    Args:
+        layout: the degrees.
+        kind: of device, "cpu" or "cuda".
+
+    Returns:
+        `Mesh.work`, `Mesh.dense`, and `Mesh.sparse` or None. Each has its axes in the order of the ranks, so joining
+        or splitting neighbours gives the same processes; torch only slices parameters within one grid.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh(device.split(":")[0], (world,), mesh_dim_names=("data",))
-    return Mesh(dist.get_rank(), world, device, mesh, owns_group=not joined)
+    def grid(**axes: int) -> DeviceMesh:
+        shape = (layout.pp, layout.dp_replicate, *axes.values(), layout.tp)
+        return init_device_mesh(kind, shape, mesh_dim_names=("pp", "dp_replicate", *axes, "tp"))
+
+    work, dense = grid(dp_shard=layout.dp_shard, sp=layout.sp), grid(fsdp=layout.fsdp)
+    slices = layout.fsdp // layout.ep
+    return work, dense, grid(efsdp=slices, ep=layout.ep) if layout.ep > 1 else None
 
 
 def _device() -> str:

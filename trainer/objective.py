@@ -25,6 +25,8 @@ from trainer.data import IGNORE, Batch, BatchPlan, distinct_records
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trainer.mesh import Mesh
+
 
 @runtime_checkable
 class Objective(Protocol):
@@ -51,16 +53,21 @@ class Accountable(Protocol):
 class LanguageModelling:
     """Next-token cross entropy in nats: K = 1, n = positions with a label."""
 
-    def __init__(self, plan: BatchPlan, device: str = "cpu") -> None:
-        """Batches of a plan, put on a device."""
-        self.plan, self.device = plan, device
+    def __init__(self, plan: BatchPlan, device: str = "cpu", mesh: Mesh | None = None) -> None:
+        """Batches of a plan, put on a device; on a mesh, of this process's positions and vocabulary."""
+        self.plan, self.device, self.mesh = plan, device, mesh
         self._last: tuple[int, Batch] | None = None
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Rows rank*B/world .. (rank+1)*B/world of the global batch: tokens, labels, positions, documents."""
         whole = self._global(step)
         rows = len(whole.tokens_BT)
-        return whole.rows(rows * rank // world, rows * (rank + 1) // world).tensors(self.device)
+        own = whole.rows(rows * rank // world, rows * (rank + 1) // world).tensors(self.device)
+        if self.mesh is None or self.mesh.layout.sp * self.mesh.layout.tp == 1:
+            return own
+        from trainer.sequence import cut_positions
+
+        return cut_positions(own, self.mesh)
 
     def counts(self, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
         """Number of labels, float64 [1]."""
@@ -71,7 +78,19 @@ class LanguageModelling:
     ) -> Tensor:
         """Sum of the local cross entropies over the global number of labels."""
         tokens_BT, labels_BT, positions_BT, documents_BT = batch
-        nll = cross_entropy_sum(model(tokens_BT, positions_BT, documents_BT), labels_BT)
+        return self.loss_of_logits(
+            model(tokens_BT, positions_BT, documents_BT), labels_BT, totals_K
+        )
+
+    def loss_of_logits(self, logits_BTV: Tensor, labels_BT: Tensor, totals_K: Tensor) -> Tensor:
+        """The same for logits that are there already; with tp, for this process's part of the vocabulary."""
+        if self.mesh is not None and self.mesh.layout.tp > 1:
+            from trainer.tensor import vocabulary_cross_entropy
+
+            group = self.mesh.group("tp")
+            nll = vocabulary_cross_entropy(logits_BTV, labels_BT, group, IGNORE)
+        else:
+            nll = cross_entropy_sum(logits_BTV, labels_BT)
         return nll / totals_K[0].to(nll.dtype)
 
     def records(self, step: int) -> list[tuple[int, bytes]]:

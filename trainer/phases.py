@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 PHASES_FILE = "phases.json"
-STRATEGIES = ("single", "ddp", "fsdp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +59,11 @@ def write_phases(directory: Path, run: RunSpec, costs: Costs, *, done: int, root
 
 
 def _partition(run: RunSpec, costs: Costs) -> dict[str, Any]:
-    others = [name for name in STRATEGIES if name != run.layout.strategy]
     return {
         "input": f"{costs.parameters} parameters; tokens {run.tokens_digest}; init {run.init_root}",
-        "output": f"{run.layout.strategy} over {run.layout.world_size} process(es)",
+        "output": f"{run.layout} over {run.layout.world_size} process(es)",
         "check": "digests of tokens, excluded records and initial checkpoint recomputed; world size as in the run",
-        "rejected": [f"{name}: the run asks for {run.layout.strategy}" for name in others],
+        "rejected": [f"any other layout: the run asks for {run.layout}"],
         "uncertainty": "none: weights are drawn per name from the seed, or verified against their root",
         "decided_by": "run.json",
     }
@@ -85,7 +83,7 @@ def _local(run: RunSpec, costs: Costs) -> dict[str, Any]:
 
 def _communicate(run: RunSpec, costs: Costs) -> dict[str, Any]:
     world = run.layout.world_size
-    passes = {"single": 0, "ddp": 2, "fsdp": 3}[run.layout.strategy]
+    passes = 3 if run.layout.fsdp > 1 else 2
     return {
         "input": "local gradients and loss",
         "output": "their sums over all processes, and the gradient norm",

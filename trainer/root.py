@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trainer.mesh import Mesh
+
 
 def tensor_leaf(name: str, tensor: Tensor) -> bytes:
     """The leaf hash of one named tensor.
@@ -46,17 +48,21 @@ def tensor_leaf(name: str, tensor: Tensor) -> bytes:
     return leaf_hash(len(header).to_bytes(4, "big") + header + body)
 
 
-def state_root(tensors: Mapping[str, Tensor]) -> str:
+def state_root(tensors: Mapping[str, Tensor], mesh: Mesh | None = None) -> str:
     """Hex Merkle root of a state.
 
     Args:
         tensors: logical name -> tensor; sliced tensors are gathered one by one, so with several processes every
             process must call this.
+        mesh: the processes, whose pipeline stages hold different tensors; None = all tensors are here.
 
     Returns:
         64 hex digits, the same on every process and for every layout.
     """
-    return root_of([tensor_leaf(name, full(tensors[name])) for name in sorted(tensors)]).hex()
+    leaves = {name: tensor_leaf(name, full(tensors[name])) for name in sorted(tensors)}
+    if mesh is not None:
+        leaves = mesh.merge(leaves)
+    return root_of([leaves[name] for name in sorted(leaves)]).hex()
 
 
 def checkpoint_root(directory: Path) -> str:

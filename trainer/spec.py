@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from provenance.canonical import jcs, parse_json, write_atomic
 from trainer.codec import from_json, to_json
 from trainer.errors import SpecError
+from trainer.layout import Layout, demand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,13 +74,25 @@ class ModelSpec:
     num_kv_heads: int = 2
     """Key and value heads; divides num_heads."""
     ffn_dim: int = 384
-    """Inner width of SwiGLU."""
+    """Inner width of SwiGLU; without effect in a mixture of experts."""
     rope_theta: float = 10000.0
     """Base of the rotary wavelengths."""
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
     tied: bool = True
     """Whether the output head is the embedding matrix."""
+    qk_norm: bool = False
+    """Whether queries and keys are normalised per head."""
+    num_experts: int = 0
+    """Experts of a block; 0 = one feed-forward."""
+    experts_per_token: int = 0
+    """Experts that a token visits, 1..num_experts."""
+    expert_dim: int = 0
+    """Inner width of an expert."""
+    shared_expert_dim: int = 0
+    """Inner width of the expert that every token visits; 0 = none."""
+    balance_rate: float = 1e-3
+    """Change of an expert's bias per step, against its load; 0 = no balancing."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "dim", "num_heads", "num_kv_heads", "ffn_dim"):
@@ -95,6 +108,25 @@ class ModelSpec:
             )
         _positive("model.rope_theta", self.rope_theta)
         _positive("model.norm_eps", self.norm_eps)
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        if self.num_experts == 0:
+            for name in ("experts_per_token", "expert_dim", "shared_expert_dim"):
+                if value := getattr(self, name):
+                    raise SpecError(
+                        f"model.{name}: expected 0 without experts, got {value}; set num_experts"
+                    )
+            return
+        _at_least("model.num_experts", self.num_experts, 2)
+        _at_least("model.expert_dim", self.expert_dim, 1)
+        _at_least("model.shared_expert_dim", self.shared_expert_dim, 0)
+        _at_least("model.balance_rate", self.balance_rate, 0)
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise SpecError(
+                f"model.experts_per_token: expected 1..num_experts = {self.num_experts}, "
+                f"got {self.experts_per_token}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,25 +187,6 @@ class MixtureSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """How one step is spread over processes; it never changes what is computed."""
-
-    strategy: Literal["single", "ddp", "fsdp"] = "single"
-    """single: one process; ddp: whole model everywhere; fsdp: every process keeps a slice of each parameter."""
-    world_size: int = 1
-    """Number of processes."""
-
-    def __post_init__(self) -> None:
-        _at_least("layout.world_size", self.world_size, 1)
-        if self.strategy not in ("single", "ddp", "fsdp"):
-            raise SpecError(f"layout.strategy: expected single, ddp or fsdp, got {self.strategy!r}")
-        if self.strategy == "single" and self.world_size != 1:
-            raise SpecError(
-                f"layout: single means world_size 1, got {self.world_size}; choose ddp or fsdp for more processes",
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """The choices of a run; `extra` belongs to the entry function and may hold no floats."""
 
@@ -228,8 +241,8 @@ class RunSpec:
     """Name of the recipe that made this specification, or "none"."""
     config: RunConfig = field(default_factory=RunConfig)
     """Model, optimiser, batch, mixture, checkpoints, extra."""
-    layout: Layout = Layout()
-    """Processes and strategy."""
+    layout: Layout = field(default_factory=Layout)
+    """How a step is spread over processes."""
     seed: int = 0
     """Order of the data and initial weights, 0 <= seed < 2**53."""
     corpus_version: str = "none"
@@ -268,11 +281,7 @@ class RunSpec:
         _digest("tokens_digest", self.tokens_digest)
         self._check_init()
         self._check_versions()
-        if self.config.batch.rows < self.layout.world_size:
-            raise SpecError(
-                f"config.batch.rows: expected at least one row per process ({self.layout.world_size}), "
-                f"got {self.config.batch.rows}",
-            )
+        demand(self.layout, self.config.model, self.config.batch)
 
     def _check_init(self) -> None:
         if (self.init == "none") != (self.init_root == "none"):

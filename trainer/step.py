@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from trainer.experts import balance_loads, reset_loads
 from trainer.mesh import Mesh
 from trainer.partition import check_finite, reduce_gradients
 
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainer.objective import Objective
+
+
+def forward_backward(
+    model: nn.Module, objective: Objective, batch: Any, totals_K: Tensor
+) -> Tensor:
+    """Add the gradients of this process's share of the loss to the parameters; returns the share."""
+    pipelined = getattr(model, "forward_backward", None)
+    if pipelined is not None:  # its schedule runs the backward passes too
+        return pipelined(objective, batch, totals_K)
+    loss = objective.loss(model, batch, totals_K)
+    torch.autograd.backward(loss)
+    return loss.detach()
 
 
 class Optimizer(Protocol):
@@ -46,7 +59,7 @@ class StepReport:
     communicate_s: float
     """Summing gradients and loss; with fsdp only the norm, the rest overlaps with `local_s`."""
     update_s: float
-    """Clipping and optimiser."""
+    """Clipping, optimiser, and balancing of experts."""
 
 
 def train_step(
@@ -78,9 +91,9 @@ def train_step(
     """
     start = perf_counter()
     optimizer.zero_grad()
+    reset_loads(model)
     # A term without positions anywhere contributes 0 / 1, not 0 / 0.
-    loss = objective.loss(model, batch, torch.where(totals_K > 0, totals_K, 1.0))
-    torch.autograd.backward(loss)
+    loss = forward_backward(model, objective, batch, torch.where(totals_K > 0, totals_K, 1.0))
     computed = perf_counter()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total, norm = reduce_gradients(trained, loss, mesh or Mesh())
@@ -93,6 +106,7 @@ def train_step(
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
     optimizer.step()
+    balance_loads(model, (mesh or Mesh()).sum_stage)
     return StepReport(
         loss_value,
         norm_value,

@@ -128,7 +128,7 @@ def span_logits(model: Transformer, tokens_BT: Tensor, mask_BT: Tensor) -> Tenso
         logits_SV.
     """
     hidden_BTD, _ = model.trunk(tokens_BT[:, :-1])
-    return model.head(hidden_BTD[mask_BT])
+    return model.logits(hidden_BTD[mask_BT])
 
 
 def _score_batch(

@@ -324,9 +324,9 @@ def train(run: RunSpec, directory: Path) -> int:
             f"config.extra: expected target and at most {sorted(_EXTRA)}, got {sorted(extra)}"
         )
     num_rows = int(extra.get("target_rows", batch.rows))
-    if run.layout.strategy != "single" or run.steps < 1 or num_rows < 1:
+    if run.layout.world_size != 1 or run.steps < 1 or num_rows < 1:
         raise GradientError(
-            f"run: expected layout single, steps >= 1 and target_rows >= 1, got {run.layout.strategy}, "
+            f"run: expected one process, steps >= 1 and target_rows >= 1, got {run.layout.world_size}, "
             f"{run.steps} and {num_rows}",
         )
     plan = batch_plan(run, directory)

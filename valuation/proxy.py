@@ -196,9 +196,9 @@ def retrain(run: RunSpec, directory: Path) -> int:
     """
     plan = read_plan(run.config.extra, directory)
     settings = _settings(run, directory, plan)
-    if run.layout.strategy != "single" or run.steps < 1:
+    if run.layout.world_size != 1 or run.steps < 1:
         raise ProxyError(
-            f"run: expected layout single and steps >= 1, got {run.layout.strategy} and {run.steps}; "
+            f"run: expected one process and steps >= 1, got {run.layout.world_size} and {run.steps}; "
             "parallelism is config.extra.jobs",
         )
     if run.config.mixture.repeats:

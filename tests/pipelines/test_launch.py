@@ -76,7 +76,7 @@ def progress(directory: Path) -> bool:
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_killing_the_parent_leaves_no_trainer(prepare: Callable[..., Path], nproc: int) -> None:
     """SIGKILL of the step process, in the middle of training, ends launcher, torchrun and every worker."""
-    layout = Layout(strategy="ddp" if nproc > 1 else "single", world_size=nproc)
+    layout = Layout(dp_replicate=nproc)
     directory = prepare(layout=layout, steps=100_000)
     home = home_of(directory)
     with started(home, sys.executable, "-c", STEP, *arguments(directory, nproc)) as step:
@@ -155,7 +155,7 @@ def test_a_crash_is_not_taken_for_an_older_wish(prepare: Callable[..., Path]) ->
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_refused_run_gives_the_trainers_message(prepare: Callable[..., Path], nproc: int) -> None:
     """Exit code 3 and one line with expected and got, also through torchrun, which knows no codes but 1."""
-    layout = Layout(strategy="ddp" if nproc > 1 else "single", world_size=nproc)
+    layout = Layout(dp_replicate=nproc)
     directory = prepare(layout=layout, tokens_digest="0" * 64)
     done = launched(directory, nproc)
     assert done.returncode == 3, done.stderr

@@ -14,6 +14,7 @@ from trainer.root import checkpoint_root
 from trainer.spec import BatchSpec, Layout, save_run
 
 STEPS = 20
+LAYOUTS = {"single": Layout(), "ddp": Layout(dp_replicate=2), "fsdp": Layout(dp_shard=2)}
 # Five rows over two processes: their token counts differ, which a mean of means would not survive.
 ODD = BatchSpec(rows=5, length=32)
 
@@ -33,38 +34,37 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fitted(home):
-    """The same 20 steps in every layout: strategy -> (run, directory)."""
+    """The same 20 steps in every layout: name -> (run, directory)."""
     runs = {}
-    for strategy, world in (("single", 1), ("ddp", 2), ("fsdp", 2)):
-        layout = Layout(strategy=strategy, world_size=world)
-        run = make_run(home, strategy, steps=STEPS, every=10, layout=layout, batch=ODD)
-        directory = home / strategy
+    for kind, layout in LAYOUTS.items():
+        world = layout.world_size
+        run = make_run(home, kind, steps=STEPS, every=10, layout=layout, batch=ODD)
+        directory = home / kind
         save_run(run, directory)
         if world == 1:
             assert fit(run, directory) == 0
         else:
             assert (
-                run_processes(world, home / f"{strategy}.group", fit_run, run, directory)
-                == [0] * world
+                run_processes(world, home / f"{kind}.group", fit_run, run, directory) == [0] * world
             )
-        runs[strategy] = run, directory
+        runs[kind] = run, directory
     return runs
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_compute_the_losses_and_norms_of_one(fitted, strategy):
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_compute_the_losses_and_norms_of_one(fitted, kind):
     """Loss and gradient norm agree with one process within 1e-5 relative over 20 steps, with unequal shares."""
     torch.testing.assert_close(
-        _losses(fitted[strategy][1]), _losses(fitted["single"][1]), rtol=1e-5, atol=0
+        _losses(fitted[kind][1]), _losses(fitted["single"][1]), rtol=1e-5, atol=0
     )
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_all_layouts_start_alike_and_use_the_same_records(fitted, strategy):
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_all_layouts_start_alike_and_use_the_same_records(fitted, kind):
     """The initial state has one root whatever the layout, and windows name the same records and shards."""
     first, expected = (
         json.loads((fitted[name][1] / "windows.jsonl").read_text().splitlines()[0])
-        for name in (strategy, "single")
+        for name in (kind, "single")
     )
     del first["state_digest_after"], expected["state_digest_after"]
     assert first == expected
@@ -81,24 +81,24 @@ def test_a_sliced_checkpoint_is_read_whole_by_one_process(fitted):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_checkpoints_of_all_layouts_hold_the_same_tensors(fitted, strategy):
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_checkpoints_of_all_layouts_hold_the_same_tensors(fitted, kind):
     """Names, types and shapes in a checkpoint do not depend on the layout."""
     got, want = (
         [(name, tensor.dtype, tensor.shape) for name, tensor in read_tensors(newest(fitted[s][1]))]
-        for s in (strategy, "single")
+        for s in (kind, "single")
     )
     assert got == want
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_stop_and_resume_of_two_processes_is_bitwise(fitted, home, strategy):
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_stop_and_resume_of_two_processes_is_bitwise(fitted, home, kind):
     """Two processes that go on from step 10 end with the root, windows and losses of two that were not interrupted."""
-    run, whole = fitted[strategy]
-    resumed = home / f"{strategy}-resumed"
+    run, whole = fitted[kind]
+    resumed = home / f"{kind}-resumed"
     shutil.copytree(whole, resumed)
     shutil.rmtree(resumed / f"step-{STEPS}")
-    assert run_processes(2, home / f"{strategy}.again", fit_run, run, resumed) == [0, 0]
+    assert run_processes(2, home / f"{kind}.again", fit_run, run, resumed) == [0, 0]
     assert verify(newest(resumed)).root == verify(newest(whole)).root
     assert (resumed / "windows.jsonl").read_bytes() == (whole / "windows.jsonl").read_bytes()
     assert torch.equal(_losses(resumed), _losses(whole))
@@ -111,9 +111,9 @@ def test_a_checkpoint_is_where_another_layout_starts(fitted, home, source, targe
     """A run of any layout starts from a checkpoint of any other and computes the same losses as one process."""
     origin = newest(fitted[source][1])
     losses = []
-    for strategy in ("single", target):
-        layout = Layout(strategy=strategy, world_size=1 if strategy == "single" else 2)
-        name = f"{source}-to-{target}-{strategy}"
+    for kind in ("single", target):
+        layout = LAYOUTS[kind]
+        name = f"{source}-to-{target}-{kind}"
         if (home / name).exists():
             continue
         run = make_run(
@@ -121,7 +121,7 @@ def test_a_checkpoint_is_where_another_layout_starts(fitted, home, source, targe
             init=str(origin), init_root=verify(origin).root,
         )  # fmt: skip
         save_run(run, home / name)
-        if strategy == "single":
+        if kind == "single":
             assert fit(run, home / name) == 0
         else:
             assert run_processes(2, home / f"{name}.group", fit_run, run, home / name) == [0, 0]

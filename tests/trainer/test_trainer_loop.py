@@ -352,7 +352,7 @@ def test_what_belongs_to_another_run_is_refused(whole, tmp_path):
     with pytest.raises(DataError, match="vocab_size"):
         fit(dataclasses.replace(run, config=small), empty)
     with pytest.raises(SpecError, match="torchrun"):
-        fit(dataclasses.replace(run, layout=Layout(strategy="ddp", world_size=2)), empty)
+        fit(dataclasses.replace(run, layout=Layout(dp_replicate=2)), empty)
     assert list(empty.iterdir()) == []
 
 

@@ -82,7 +82,7 @@ def test_kill_9_and_start_again_is_bitwise_the_same(tmp_path, start):
 
 def test_kill_9_of_torchrun_leaves_no_worker_and_resumes_bitwise(tmp_path, start):
     """Killing the torchrun agent kills its workers too; killed, asked to stop and started again, it ends the same."""
-    run = make_run(tmp_path, steps=200, every=20, layout=Layout(strategy="ddp", world_size=2))
+    run = make_run(tmp_path, steps=200, every=20, layout=Layout(dp_replicate=2))
     whole, again = tmp_path / "whole", tmp_path / "again"
     for directory in (whole, again):
         save_run(run, directory)
@@ -146,7 +146,7 @@ def test_refused_input_is_one_line_and_exit_3(tmp_path):
         ({"entry": "trainer.loop:nothing"}, "no function 'nothing'"),
         ({"entry": "trainer.nowhere:train"}, "no module"),
         ({"entry": "nowhere:train"}, "no module"),
-        ({"layout": Layout(strategy="ddp", world_size=2)}, "torchrun"),
+        ({"layout": Layout(dp_replicate=2)}, "torchrun"),
         ({"init": "step-9", "init_root": "0" * 64}, "not a complete checkpoint"),
     ],
 )

@@ -1,13 +1,14 @@
 """Claims about the model: it is the formula of its docstring, and packing is invisible to it."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_corpus import MODEL, VOCAB, documents, record_id
+from trainer_corpus import MIXTURE, MODEL, VOCAB, documents, record_id
 
 from trainer.data import pack
 from trainer.model import KVCache, Transformer, init_parameters, num_parameters
@@ -18,6 +19,8 @@ SPECS = [
     MODEL,
     dataclasses.replace(MODEL, tied=False, num_kv_heads=4),
     dataclasses.replace(MODEL, num_kv_heads=1, num_layers=1),
+    dataclasses.replace(MODEL, qk_norm=True),
+    dataclasses.replace(MODEL, **MIXTURE, qk_norm=True),
 ]
 
 
@@ -27,12 +30,39 @@ def _model(spec=MODEL, seed=0, dtype=torch.float64):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8 if parameter.dim() > 1 else 1)  # far from the near-linear start
+        for name, buffer in model.named_buffers():
+            if name.endswith("balance"):
+                buffer.copy_(torch.linspace(-0.2, 0.2, len(buffer)))
     return model.to(dtype).eval()
+
+
+def _swiglu(w1, w3, w2, n):
+    gate = w1 @ n
+    return w2 @ (gate / (1 + torch.exp(-gate)) * (w3 @ n))
+
+
+def _feed_forward(spec, weight, at, n):
+    """The feed-forward or mixture of experts of one token."""
+    names = ("w1", "w3", "w2")
+    if not spec.num_experts:
+        return _swiglu(*(weight[f"{at}.{w}.weight"] for w in names), n)
+    score = [1 / (1 + math.exp(-float(row @ n))) for row in weight[f"{at}.router.weight"]]
+    biased = [s + float(b) for s, b in zip(score, weight[f"{at}.balance"], strict=True)]
+    chosen = sorted(range(spec.num_experts), key=biased.__getitem__)[-spec.experts_per_token :]
+    out = _swiglu(*(weight[f"{at}.shared.{w}.weight"] for w in names), n)
+    for e in chosen:
+        share = score[e] / sum(score[j] for j in chosen)
+        out += share * _swiglu(*(weight[f"{at}.experts.{w}"][e] for w in names), n)
+    return out
+
+
+def _per_head_norm(norm, xs, name, width):
+    return [torch.cat([norm(head, name) for head in x.split(width)]) for x in xs]
 
 
 def _oracle(model, tokens):
     """The model of one document in plain loops over positions, heads and pairs; returns logits [T][V]."""
-    spec, weight = model.spec, dict(model.named_parameters())
+    spec, weight = model.spec, dict(model.named_parameters()) | dict(model.named_buffers())
     width, half = spec.dim // spec.num_heads, spec.dim // spec.num_heads // 2
 
     def norm(x, name):
@@ -54,6 +84,9 @@ def _oracle(model, tokens):
         q, k, v = (
             [weight[f"{at}.attention.{w}.weight"] @ n for n in ns] for w in ("wq", "wk", "wv")
         )
+        if spec.qk_norm:
+            q = _per_head_norm(norm, q, f"{at}.attention.q_norm", width)
+            k = _per_head_norm(norm, k, f"{at}.attention.k_norm", width)
         for t, x in enumerate(list(xs)):
             heads = []
             for h in range(spec.num_heads):
@@ -66,10 +99,7 @@ def _oracle(model, tokens):
                 )
             xs[t] = x + weight[f"{at}.attention.wo.weight"] @ torch.cat(heads)
         for t, x in enumerate(list(xs)):
-            n = norm(x, f"{at}.ffn_norm")
-            gate = weight[f"{at}.ffn.w1.weight"] @ n
-            inner = gate / (1 + torch.exp(-gate)) * (weight[f"{at}.ffn.w3.weight"] @ n)
-            xs[t] = x + weight[f"{at}.ffn.w2.weight"] @ inner
+            xs[t] = x + _feed_forward(spec, weight, f"{at}.ffn", norm(x, f"{at}.ffn_norm"))
     head = weight.get("head.weight", weight["embed.weight"])
     return torch.stack([head @ norm(x, "norm") for x in xs])
 
@@ -170,6 +200,53 @@ def test_hidden_states_are_embedding_and_every_block():
     assert torch.equal(hidden[0], model.embed(tokens))
     assert torch.equal(model.head(model.norm(hidden[-1])), logits)
     assert torch.equal(model(tokens), logits)
+
+
+def _stage(spec, first, stop):
+    """A pipeline stage with the blocks first..stop-1, cut from a whole model."""
+    model = _model(spec)
+    for layer in {*range(spec.num_layers)} - {*range(first, stop)}:
+        del model.blocks[str(layer)]
+    if first > 0:
+        model.embed = None
+    if stop < spec.num_layers:
+        model.norm = model.head = None
+    return model
+
+
+def test_a_model_cut_into_stages_is_the_whole_model():
+    """Stages of any cut, one without embed, norm and head too, keep names and bits and compose to the same logits."""
+    spec = dataclasses.replace(MODEL, tied=False, num_layers=4)
+    docs = [(i, record_id(i), doc) for i, doc in enumerate(documents(6, seed=7, longest=20))]
+    tokens, _, *where = pack(docs, 40).tensors()
+    whole = _model(spec)
+    expected, hidden = whole(tokens, *where, return_hidden=True)
+    expected.logsumexp(-1).sum().backward()
+    for cuts in ([0, 4], [0, 1, 4], [0, 1, 3, 4], [0, 2, 2, 4]):
+        stages = [_stage(spec, *cut) for cut in itertools.pairwise(cuts)]
+        x, states = tokens, []
+        for stage in stages:
+            x, seen = stage(x, *where, return_hidden=True)
+            states += seen[:-1]
+        assert torch.equal(x, expected)
+        for ours, theirs in zip([*states, seen[-1]], hidden, strict=True):
+            assert torch.equal(ours, theirs)
+        x.logsumexp(-1).sum().backward()
+        named = [pair for stage in stages for pair in stage.named_parameters()]
+        assert sorted(name for name, _ in named) == sorted(dict(whole.named_parameters()))
+        for name, parameter in named:
+            assert torch.equal(parameter.grad, whole.get_parameter(name).grad)
+
+
+def test_a_stage_starts_from_the_bits_of_the_whole_model():
+    """Initial weights drawn after the cut are those of the whole model, the scale by its depth included."""
+    spec = dataclasses.replace(MODEL, tied=False, num_layers=3)
+    whole, stage = Transformer(spec), _stage(spec, 1, 2).float()
+    init_parameters(whole, 5)
+    init_parameters(stage, 5)
+    assert {name.split(".")[1] for name, _ in stage.named_parameters()} == {"1"}
+    for name, parameter in stage.named_parameters():
+        assert torch.equal(parameter, whole.get_parameter(name))
 
 
 def test_initial_weights_depend_on_seed_and_name_only():

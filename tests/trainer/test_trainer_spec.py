@@ -36,7 +36,7 @@ def _json():
 
 def test_golden_digest():
     """The identity of a default run is pinned: a change of it changes what every run.json means."""
-    assert run_digest(RUN) == "8395b03a37a9233f1e196993aa9907382bc956cfe3419a4737fec79999266884"
+    assert run_digest(RUN) == "10aafbb3559e2eddfe9408c13e4aac893a338cb544980d6e7747790e92c32fe6"
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path):
@@ -48,7 +48,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
         init="../other/step-5",
         init_root="2" * 64,
         extra={"temperature": "0.5", "list": [1, True, "x"], "deep": {"a": []}},
-        layout=Layout(strategy="ddp", world_size=2),
+        layout=Layout(dp_replicate=2),
     )
     digest = save_run(run, tmp_path / "r")
     assert load_run(tmp_path / "r") == load_run(tmp_path / "r" / "run.json") == run
@@ -104,8 +104,9 @@ def test_each_version_item_is_demanded(item):
         ("config.model.num_kv_heads", 3, "divisor of num_heads"),
         ("config.model.dim", 100, "multiple of 2"),
         ("config.mixture.repeats", {"a": -1}, "repeats.a"),
-        ("layout.strategy", "magic", "expected one of"),
-        ("layout", {"strategy": "single", "world_size": 2}, "choose ddp or fsdp"),
+        ("layout.schedule", "magic", "expected one of"),
+        ("layout", {"dp_shard": 0, "tp": -1}, "dp_shard.: 0, .tp.: -1"),
+        ("layout", {"strategy": "ddp"}, "unknown field 'strategy'"),
         ("kind", "holiday", "expected one of"),
         ("format", 2, "expected 1"),
         ("seed", 2**53, "seed"),
@@ -157,11 +158,11 @@ def test_a_float_in_extra_is_refused_when_read():
 
 def test_fewer_rows_than_processes_are_refused():
     """A process without rows would wait in vain."""
-    with pytest.raises(SpecError, match="row per process"):
+    with pytest.raises(SpecError, match="less than one row for each"):
         dataclasses.replace(
             RUN,
             config=RunConfig(batch=BatchSpec(rows=1)),
-            layout=Layout(strategy="ddp", world_size=2),
+            layout=Layout(dp_replicate=2),
         )
 
 

@@ -14,6 +14,10 @@ MODEL = ModelSpec(
     vocab_size=VOCAB, num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, tied=True
 )
 
+MIXTURE = {
+    "num_experts": 6, "experts_per_token": 2, "expert_dim": 24, "shared_expert_dim": 16, "balance_rate": 1e-2
+}  # fmt: skip
+
 
 def record_id(index):
     """The id of a synthetic record."""
