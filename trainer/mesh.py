@@ -14,7 +14,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.spec import Layout
 
 # A rank that died leaves the others in a collective: without a limit they would hold the machine for half an hour.
-TIMEOUT = timedelta(minutes=5)
+TIMEOUT_S = 300
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -51,6 +51,14 @@ class Mesh:
         """Add a tensor up over all processes, in place; returns it."""
         if self.world_size > 1:
             dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, by rank; small things that pickle can carry, from processes of the same run."""
+        if self.world_size == 1:
+            return [value]
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value)
         return values
 
     def barrier(self) -> None:
@@ -82,11 +90,19 @@ def die_with_launcher() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def init_mesh(layout: Layout) -> Mesh:
+def launched_world() -> int:
+    """How many processes there are, as the launcher or an existing process group says; 1 without either."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def init_mesh(layout: Layout, timeout_s: int = TIMEOUT_S) -> Mesh:
     """Join the processes of a layout.
 
     Args:
         layout: strategy and number of processes. A process group that is already there is used as it is.
+        timeout_s: longest wait in a collective, seconds.
 
     Returns:
         The mesh, seen from this process.
@@ -95,7 +111,7 @@ def init_mesh(layout: Layout) -> Mesh:
         SpecError: there are more or fewer processes than the layout says.
     """
     joined = dist.is_available() and dist.is_initialized()
-    world = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
+    world = launched_world()
     if world != layout.world_size:
         raise SpecError(
             f"layout.world_size: the run wants {layout.world_size} process(es), the launcher started {world}; "
@@ -105,7 +121,8 @@ def init_mesh(layout: Layout) -> Mesh:
     if world == 1:
         return Mesh(device=device)
     if not joined:
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=TIMEOUT)
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh(device.split(":")[0], (world,), mesh_dim_names=("data",))
