@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer.checkpoint import load_model, newest, verify
+    from trainer.checkpoint import load_model, newest
     from trainer.convert import export_model, import_model
     from trainer.data import Batch, BatchPlan, Segment, TokenStore, pack, write_tokens
     from trainer.errors import (
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from trainer.generate import evaluate, sequence_logprobs
     from trainer.loop import fit, train
+    from trainer.manifest import verify
     from trainer.mesh import Mesh, init_mesh
     from trainer.model import Transformer, init_parameters, num_parameters
     from trainer.objective import LanguageModelling, Objective
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from trainer.step import StepReport, train_step
 
 _HOME = {
-    "checkpoint": ("load_model", "newest", "verify"),
+    "checkpoint": ("load_model", "newest"),
     "convert": ("export_model", "import_model"),
     "data": ("Batch", "BatchPlan", "Segment", "TokenStore", "pack", "write_tokens"),
     "errors": (
@@ -61,6 +62,7 @@ _HOME = {
     ),
     "generate": ("evaluate", "sequence_logprobs"),
     "loop": ("fit", "train"),
+    "manifest": ("verify",),
     "mesh": ("Mesh", "init_mesh"),
     "model": ("Transformer", "init_parameters", "num_parameters"),
     "objective": ("LanguageModelling", "Objective"),

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from trainer.errors import EXIT_NUMERICAL, EXIT_REFUSED, NumericalError, SpecError, TrainerError
+from trainer.errors import EXIT_REFUSED, SpecError, TrainerError, exit_code
 from trainer.mesh import die_with_launcher, environment_rank
 from trainer.spec import load_run
 
@@ -56,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TrainerError, ValueError) as error:
         if type(error) is ValueError:
             raise
-        code = EXIT_NUMERICAL if isinstance(error, NumericalError) else EXIT_REFUSED
-        _report(directory, code, f"{type(error).__name__}: {error}")
+        code = exit_code(error) if isinstance(error, TrainerError) else EXIT_REFUSED
+        if environment_rank() == getattr(error, "speaker", 0):
+            _report(directory, code, f"{type(error).__name__}: {error}")
         return code
 
 
@@ -87,14 +88,13 @@ def load_entry(entry: str) -> Entry:
 
 
 def _report(directory: Path, code: int, reason: str) -> None:
-    """One line for people, one file for the launcher, from the first process only."""
+    """One line for people, one file for the launcher."""
     from trainer.journal import write_exit
 
-    if environment_rank() == 0:
-        line = " ".join(reason.split())
-        sys.stderr.write(f"refused: {line}\n" if code == EXIT_REFUSED else f"stopped: {line}\n")
-        if directory.is_dir():
-            write_exit(directory, code, line)
+    line = " ".join(reason.split())
+    sys.stderr.write(f"refused: {line}\n" if code == EXIT_REFUSED else f"stopped: {line}\n")
+    if directory.is_dir():
+        write_exit(directory, code, line)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,15 @@ as torchrun replaces a process's exit code by its own, a file keeps it.
 
 from __future__ import annotations
 
+import fcntl
+import os
 from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs, write_atomic
 from provenance.hashing import leaf_hash
 from provenance.merkle import root_of
 from trainer.codec import decimal_string
+from trainer.errors import SpecError
 from trainer.metrics import read_lines
 from trainer.tokens import SHARD_LEAVES
 
@@ -25,6 +28,30 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 WINDOWS_FILE, RESULT_FILE, EXIT_FILE = "windows.jsonl", "result.json", "exit.json"
+
+
+def lock_folder(directory: Path) -> int:
+    """Hold a run's folder against a second writer until the descriptor is closed or the process dies.
+
+    Args:
+        directory: folder of the run; made if needed.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        SpecError: another process holds it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise SpecError(
+            "the run is being worked on by another process; wait for it, or end it first"
+        ) from error
+    return descriptor
 
 
 def window_line(

@@ -14,53 +14,57 @@ Numbering: step s, counted from 1, trains on `batch(s - 1)` and leads to the sta
 
 from __future__ import annotations
 
-import fcntl
 import os
-import signal
-import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer import checkpoint
+from trainer.elastic import fitting_layout
+from trainer.entries import Facts
 from trainer.errors import (
     EXIT_DONE,
     EXIT_NUMERICAL,
     EXIT_RESUME,
-    CheckpointError,
+    AlteredCheckpointError,
     NumericalError,
-    SpecError,
+    TrainerError,
 )
 from trainer.inputs import batch_plan, initial_model, open_store
 from trainer.journal import (
     EXIT_FILE,
     RESULT_FILE,
     append_window,
+    lock_folder,
     restore_windows,
     window_line,
     write_exit,
     write_result,
 )
-from trainer.mesh import Mesh, init_mesh
-from trainer.metrics import ProgressWriter, read_lines
+from trainer.manifest import check_run, manifest_of, verify
+from trainer.mesh import Mesh, init_mesh, launched_world
+from trainer.metrics import PROGRESS_FILE, ProgressWriter, read_lines
 from trainer.model import Transformer, num_parameters
 from trainer.objective import Accountable, LanguageModelling, Objective
 from trainer.optim import AdamW, build_optimizer, learning_rate
 from trainer.partition import apply_layout, refuse_division
-from trainer.phases import Costs, write_phases
-from trainer.root import state_root
+from trainer.phases import bytes_per_step, failed_phase, rejected_layouts, write_phases
+from trainer.root import leaves_root, state_leaves, state_root
+from trainer.saver import Saver
 from trainer.spec import RunSpec, run_digest
 from trainer.step import StepReport, train_step
+from trainer.stop import StopFlag
+from trainer.timings import Timings
+from trainer.watch import Watch, agreed, check_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
-
-PROGRESS_FILE = "progress.jsonl"
 
 
 def train(run: RunSpec, directory: Path) -> int:
@@ -99,46 +103,46 @@ def fit(
         SpecError: layout and launcher differ, or the layout divides what only the default objective can divide.
         DataError: tokens or excluded records are not the committed ones.
         CheckpointError: a checkpoint to start from or to go on from is altered or of another run.
+        InterruptedRunError: a process is lost, replicas differ or the disk refused; the last good checkpoint stands.
     """
-    start = perf_counter()
-    mesh = init_mesh(run.layout)
-    lock = _lock(directory) if mesh.rank == 0 else None
+    start, config = perf_counter(), run.config
+    layout = fitting_layout(run.layout, launched_world(), config.min_processes)
+    mesh = init_mesh(layout, config.timeout_s)
+    lock = None
     try:
-        if objective is None:
-            objective = LanguageModelling(batch_plan(run, directory), mesh.device, mesh)
-        else:
-            refuse_division(run.layout)
-            open_store(run, directory)  # the run's tokens are checked whatever the objective reads
-        model = initial_model(run, directory)
-        if model_hook is not None:
-            model_hook(model)
-        size = num_parameters(model)  # a stage has fewer
-        model = apply_layout(model, mesh)
-        training = _Training(
-            run, directory, mesh, objective, model, build_optimizer(model, run.config.optim), size
-        )
-        training.recover()
-        training.seconds["partition"] = perf_counter() - start
-        with _StopFlag() as stop, training.progress():
-            return training.go(stop)
+        with Watch(mesh, config.timeout_s) as watch:
+            lock = agreed(mesh, lambda: lock_folder(directory) if mesh.rank == 0 else None)
+            objective, model = agreed(mesh, lambda: _inputs(run, directory, mesh, objective))
+            if model_hook is not None:
+                model_hook(model)
+            size = num_parameters(model)  # a stage has fewer
+            model = apply_layout(model, mesh)
+            saver = Saver(directory, mesh, config.keep_last, mesh.side)
+            optimizer = build_optimizer(model, config.optim)
+            training = _Training(
+                run, directory, mesh, objective, model, optimizer, size, watch, saver
+            )
+            with training.blame():
+                training.recover()
+                training.partition_s = perf_counter() - start
+                with StopFlag() as stop, training.progress():
+                    return training.go(stop)
     finally:
         if lock is not None:
             os.close(lock)
         mesh.close()
 
 
-def _lock(directory: Path) -> int:
-    """Hold the run's folder against a second writer until the descriptor is closed or the process dies."""
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise SpecError(
-            "the run is being worked on by another process; wait for it, or end it first"
-        ) from error
-    return descriptor
+def _inputs(
+    run: RunSpec, directory: Path, mesh: Mesh, objective: Objective | None
+) -> tuple[Objective, Transformer]:
+    """What the run trains, and on what; every digest recomputed."""
+    if objective is None:
+        objective = LanguageModelling(batch_plan(run, directory), mesh.device, mesh)
+    else:
+        refuse_division(run.layout)
+        open_store(run, directory)  # the run's tokens are checked whatever the objective reads
+    return objective, initial_model(run, directory)
 
 
 @dataclass(slots=True)
@@ -153,6 +157,8 @@ class _Training:
     optimizer: AdamW
     num_parameters: int
     """Of the whole model."""
+    watch: Watch
+    saver: Saver
     done: int = 0
     """Steps done."""
     root: str = ""
@@ -162,13 +168,13 @@ class _Training:
     records: set[tuple[int, bytes]] = field(default_factory=set)
     """Records seen in the current window."""
     writer: ProgressWriter | None = None
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(
-            ("partition", "local", "communicate", "update", "checkpoint"), 0.0
-        ),
-    )
-    steps_here: int = 0
-    """Steps done by this process, without those before a resume."""
+    timings: Timings | None = None
+    partition_s: float = 0.0
+    """Seconds until the first step."""
+    start: tuple[int, str] = (0, "")
+    """Step and root that this process began with."""
+    compared: int = 0
+    """How often replicas were found equal."""
 
     @property
     def leads(self) -> bool:
@@ -187,23 +193,37 @@ class _Training:
             for name in (EXIT_FILE, RESULT_FILE):
                 (self.directory / name).unlink(missing_ok=True)
         self.mesh.barrier()
-        found, window = checkpoint.newest(self.directory), {}
+        found, window, state = checkpoint.newest(self.directory), {}, self.state()
         if found is not None:
-            state = self.state()
-            manifest = checkpoint.load_into(found, state, self.mesh)
-            if manifest.run_digest != run_digest(self.run) or manifest.step > self.run.steps:
-                raise CheckpointError(
-                    f"{found.name}: of another run ({manifest.run}); use an empty folder"
-                )
+            manifest = verify(found, self.mesh)
+            check_run(found, manifest, self.run)
+            checkpoint.load_into(found, state, self.mesh)
             self.done, window = manifest.step, manifest.window
-        self.root = state_root(self.state(), self.mesh)
+        self.root = state_root(state, self.mesh)
         if found is not None and self.root != manifest.root:
-            raise CheckpointError(
+            raise AlteredCheckpointError(
                 f"{found.name}: expected root {manifest.root}, its tensors have {self.root}"
             )
-        self.window_start = self.done
+        self.window_start, self.start = self.done, (self.done, self.root)
+        self.compare(state)
+        self.timings = Timings(self.directory, self.mesh, self.done)
         if self.leads:
             restore_windows(self.directory, self.done, window)
+
+    def compare(self, tensors: dict[str, Tensor]) -> None:
+        """See that replicas hold the same bits."""
+        check_replicas(tensors, self.mesh, f"step {self.done}")
+        self.compared += 1
+
+    @contextmanager
+    def blame(self) -> Iterator[None]:
+        """Whatever ends the run stands in phases.json, under the phase it belongs to."""
+        try:
+            yield
+        except TrainerError as error:
+            if self.leads:
+                self._write_phases(error)
+            raise
 
     def progress(self) -> Any:
         """The progress file, open as long as the loop goes."""
@@ -214,7 +234,7 @@ class _Training:
         self.writer = ProgressWriter(self.directory / PROGRESS_FILE, self.done)
         return self.writer
 
-    def go(self, stop: _StopFlag) -> int:
+    def go(self, stop: StopFlag) -> int:
         """All remaining steps."""
         every = self.run.config.checkpoint_every
         stopping = False
@@ -222,9 +242,11 @@ class _Training:
             try:
                 stopping = self.one_step(stop)
             except NumericalError as error:
-                return self._leave(EXIT_NUMERICAL, f"step {self.done + 1}: {error}")
+                return self._leave(EXIT_NUMERICAL, f"step {self.done + 1}: {error}", error)
             if self.done % every == 0 and self.done < self.run.steps and not stopping:
-                self.save()
+                self.save(background=self.run.config.asynchronous)
+        self.saver.wait()
+        self.mesh.barrier()
         if self.done > self.window_start or checkpoint.newest(self.directory) is None:
             self.save()
         if self.done < self.run.steps:
@@ -236,14 +258,21 @@ class _Training:
         self.mesh.barrier()
         return EXIT_DONE
 
-    def one_step(self, stop: _StopFlag) -> bool:
+    def one_step(self, stop: StopFlag) -> bool:
         """One step; returns whether any process was told to stop."""
+        assert self.timings is not None
         config, before = self.run.config, perf_counter()
         batch = self.objective.batch(self.done, *self.mesh.batch_place)
         counts_K = self.objective.counts(batch) * self.mesh.counts
-        # The stop flag travels with the counts, so that all processes leave after the same step.
-        told = torch.tensor([float(stop.raised)], dtype=torch.float64, device=counts_K.device)
-        totals = self.mesh.sum(torch.cat([counts_K.double(), told]))
+        fetched = perf_counter()
+        self.watch.meet()
+        # The stop flag travels with the counts, so that all processes leave after the same step; so do the times
+        # of the step before.
+        told = [float(stop.raised), *self.timings.outgoing()]
+        extra = torch.tensor(told, dtype=torch.float64, device=counts_K.device)
+        sums = self.mesh.sum(torch.cat([counts_K.double(), extra]))
+        totals, told = sums[: len(counts_K)], sums[len(counts_K) :].tolist()
+        self.timings.incoming(told[1:])
         self.optimizer.lr = learning_rate(self.done, config.optim, self.run.steps)
         prepared = perf_counter()
         report = train_step(
@@ -251,38 +280,43 @@ class _Training:
             self.optimizer,
             self.objective,
             batch,
-            totals[:-1],
+            totals,
             clip_norm=config.optim.clip_norm,
             mesh=self.mesh,
         )
-        self.seconds["local"] += prepared - before + report.local_s
-        self.seconds["communicate"] += report.communicate_s
-        self.seconds["update"] += report.update_s
         if self.leads:
             self._note(report)
         self.done += 1
-        self.steps_here += 1
-        return bool(totals[-1] > 0)
+        self.timings.note(
+            self.done,
+            input=fetched - before,
+            local=report.local_s,
+            communicate=prepared - fetched + report.communicate_s,
+            update=report.update_s,
+        )
+        if config.compare_every and self.done % config.compare_every == 0:
+            self.compare(checkpoint.model_state(self.model))
+        return told[0] > 0
 
-    def save(self) -> None:
-        """Checkpoint and close the window."""
-        start = perf_counter()
-        tensors = self.state()
-        before, self.root = self.root, state_root(tensors, self.mesh)
+    def save(self, *, background: bool = False) -> None:
+        """Checkpoint and close the window; in the background it is complete at the next save, or at the end."""
+        assert self.timings is not None
+        begun, tensors = perf_counter(), self.state()
+        self.compare(tensors)
+        leaves = state_leaves(tensors, self.mesh)
+        before, self.root = self.root, leaves_root(leaves)
         window: dict[str, Any] = {}
         if self.done > self.window_start:
             records = self.records if isinstance(self.objective, Accountable) else None
             window = window_line(self.window_start + 1, self.done, records, before, self.root)
-        manifest = checkpoint.Manifest(
-            self.run.run, run_digest(self.run), self.done, self.root, window=window
-        )
-        checkpoint.save(
-            self.directory, manifest, tensors, mesh=self.mesh, keep_last=self.run.config.keep_last
-        )
-        if self.leads and window:
-            append_window(self.directory, window)
+        manifest = manifest_of(self.run, self.done, self.root, len(leaves), window)
+        write = self.saver.start if background else self.saver.save
+        write(
+            manifest, tensors, then=lambda: append_window(self.directory, window) if window else None
+        )  # fmt: skip
         self.window_start, self.records = self.done, set()
-        self.seconds["checkpoint"] += perf_counter() - start
+        self.timings.note(self.done, checkpoint=perf_counter() - begun)
+        self.timings.flush()
 
     def finish(self) -> None:
         """Write phases.json and, last, result.json."""
@@ -316,36 +350,28 @@ class _Training:
             grad_norm=report.grad_norm,
         )
 
-    def _write_phases(self) -> None:
-        costs = Costs(self.seconds, self.steps_here, self.num_parameters)
-        write_phases(self.directory, self.run, costs, done=self.done, root=self.root)
+    def _write_phases(self, error: TrainerError | None = None) -> None:
+        layout = self.mesh.layout
+        facts = Facts(
+            layout=layout,
+            parameters=self.num_parameters,
+            done=self.done,
+            start_step=self.start[0],
+            start_root=self.start[1] or "none",
+            root=self.root or "none",
+            partition_s=self.partition_s,
+            compared=self.compared,
+            rejected=rejected_layouts(self.run, layout),
+            bytes_per_step=bytes_per_step(layout, self.num_parameters),
+            failure=(failed_phase(error, self.done), str(error)) if error else ("", ""),
+        )
+        write_phases(self.directory, self.run, facts)
 
-    def _leave(self, code: int, reason: str) -> int:
+    def _leave(self, code: int, reason: str, error: TrainerError | None = None) -> int:
+        self.saver.wait()
+        self.mesh.barrier()
         if self.leads:
-            self._write_phases()
+            self._write_phases(error)
             write_exit(self.directory, code, reason)
         self.mesh.barrier()
         return code
-
-
-class _StopFlag:
-    """SIGTERM and SIGINT ask the loop to stop after the current step; a context manager."""
-
-    def __init__(self) -> None:
-        self.raised = False
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        """Catch the signals; only a main thread may."""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._raise)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Put the former handlers back."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _raise(self, *_: object) -> None:
-        self.raised = True

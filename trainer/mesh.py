@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 # A rank that died leaves the others in a collective: without a limit they would hold the machine for half an hour.
-TIMEOUT = timedelta(minutes=5)
+TIMEOUT_S = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Mesh:
     sparse: DeviceMesh | None = None
     """How experts are: pp, dp_replicate, efsdp, ep, tp; None without expert parallelism."""
     side: dist.ProcessGroup | None = None
-    """gloo over all processes, beside the training's own traffic: checkpoints, stragglers; None for one process."""
+    """gloo over all processes for saves in the background and nothing else; None for one process."""
     owns_group: bool = False
     """Whether `init_mesh` started the process group, so that `close` must end it."""
 
@@ -87,13 +87,13 @@ class Mesh:
             dist.all_reduce(values, group=self.group(axis))
         return values
 
-    def merge(self, items: dict[str, Any]) -> dict[str, Any]:
-        """Join the mappings of all stages, which name different blocks; every process must call this."""
-        if self.layout.pp == 1:
-            return items
-        found: list[dict[str, Any]] = [{} for _ in range(self.layout.pp)]
-        dist.all_gather_object(found, items, group=self.group("pp"))
-        return {name: item for part in found for name, item in part.items()}
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, by rank; small things that pickle can carry, from processes of the same run."""
+        if self.world_size == 1:
+            return [value]
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -117,11 +117,19 @@ def die_with_launcher() -> None:
         die_with(os.getppid(), signal.SIGKILL)
 
 
-def init_mesh(layout: Layout) -> Mesh:
+def launched_world() -> int:
+    """How many processes there are, as the launcher or an existing process group says; 1 without either."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def init_mesh(layout: Layout, timeout_s: int = TIMEOUT_S) -> Mesh:
     """Join the processes of a layout.
 
     Args:
         layout: the degrees. A process group that is already there is used as it is.
+        timeout_s: longest wait in a collective, seconds.
 
     Returns:
         The mesh, seen from this process.
@@ -130,7 +138,7 @@ def init_mesh(layout: Layout) -> Mesh:
         SpecError: there are more or fewer processes than the layout says.
     """
     joined = dist.is_available() and dist.is_initialized()
-    world = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
+    world = launched_world()
     if world != layout.world_size:
         raise SpecError(
             f"layout: {layout} wants {layout.world_size} process(es), the launcher started {world}; "
@@ -140,9 +148,10 @@ def init_mesh(layout: Layout) -> Mesh:
     if world == 1:
         return Mesh(device=device, layout=layout)
     if not joined:
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=TIMEOUT)
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     meshes = device_meshes(layout, device.split(":", maxsplit=1)[0])
-    side = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    side = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     return Mesh(dist.get_rank(), world, device, layout, *meshes, side, owns_group=not joined)
 
 

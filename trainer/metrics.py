@@ -17,6 +17,8 @@ from provenance.canonical import write_atomic
 if TYPE_CHECKING:
     from pathlib import Path
 
+PROGRESS_FILE = "progress.jsonl"
+
 
 def peak_rss_bytes() -> int:
     """Largest resident memory of this process so far."""

@@ -202,12 +202,23 @@ class RunConfig:
     """Steps between checkpoints; the last step always has one."""
     keep_last: int = 2
     """Newest checkpoints that stay on disk."""
+    asynchronous: bool = False
+    """Whether training goes on while a checkpoint is written; costs memory for one more copy of the state."""
+    compare_every: int = 0
+    """Steps between comparisons of the replicas' weights; 0 = at checkpoints only."""
+    timeout_s: int = 300
+    """Longest wait of a process for another, seconds."""
+    min_processes: int = 0
+    """Fewest processes that the run may go on with when some are gone for good; 0 = exactly those of the layout."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Settings of the entry function: strings, integers, booleans, lists, objects."""
 
     def __post_init__(self) -> None:
         _at_least("config.checkpoint_every", self.checkpoint_every, 1)
         _at_least("config.keep_last", self.keep_last, 1)
+        _at_least("config.compare_every", self.compare_every, 0)
+        _at_least("config.timeout_s", self.timeout_s, 1)
+        _at_least("config.min_processes", self.min_processes, 0)
         try:
             jcs(self.extra)  # a float would come back as a string: refused, not converted
         except ValueError as error:

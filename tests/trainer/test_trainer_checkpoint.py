@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,20 @@ from hypothesis import strategies as st
 from trainer_corpus import MODEL, make_run
 
 from provenance.canonical import jcs
-from trainer import checkpoint
+from trainer import index
 from trainer.checkpoint import load_into, load_model, newest, read_tensors, verify
-from trainer.errors import CheckpointError
+from trainer.errors import (
+    AlteredCheckpointError,
+    CheckpointError,
+    FormatVersionError,
+    IncompleteCheckpointError,
+    OtherModelError,
+)
 from trainer.loop import fit
+from trainer.manifest import Manifest, sealed
+from trainer.mesh import Mesh
 from trainer.root import checkpoint_root, state_root, tensor_leaf
+from trainer.saver import Saver
 from trainer.spec import save_run
 
 
@@ -141,7 +151,7 @@ def no_pickle(monkeypatch):
     def refuse(*_, **__):
         pytest.fail("something was unpickled before it was verified")
 
-    monkeypatch.setattr(checkpoint._IndexUnpickler, "load", refuse)
+    monkeypatch.setattr(index._IndexUnpickler, "load", refuse)
     monkeypatch.setattr(pickle, "load", refuse)
     monkeypatch.setattr(pickle, "loads", refuse)
     monkeypatch.setattr(torch, "load", refuse)
@@ -164,25 +174,39 @@ def test_a_damaged_file_is_refused_before_unpickling(step, no_pickle, name, dama
 
 
 def test_an_extra_file_or_bad_manifest_is_refused(step, no_pickle):
-    """A smuggled file, and a manifest that is missing, torn, of another format or with other fields."""
+    """Each has its own class: a smuggled file, a missing file, another format, other fields, a torn or no manifest."""
     (step / "extra.pt").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="expected the files"):
+    with pytest.raises(AlteredCheckpointError, match="expected the files"):
         verify(step)
     (step / "extra.pt").unlink()
     good = json.loads((step / "manifest.json").read_bytes())
-    for bad in (
-        jcs(good | {"format": 2}),
-        jcs(good | {"more": 1}),
-        b"[]",
-        b"",
-        jcs(good)[:-1] + b',"step":1}',
+    for kind, bad in (
+        (FormatVersionError, jcs(good | {"format": 1})),
+        (FormatVersionError, jcs({"format": 3})),
+        (AlteredCheckpointError, jcs(good | {"more": 1})),
+        (AlteredCheckpointError, jcs(good | {"step": 5})),
+        (AlteredCheckpointError, b"[]"),
+        (AlteredCheckpointError, b""),
+        (AlteredCheckpointError, jcs(good)[:-1] + b',"step":1}'),
     ):
         (step / "manifest.json").write_bytes(bad)
-        with pytest.raises(CheckpointError):
+        with pytest.raises(kind):
             verify(step)
     (step / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+    with pytest.raises(IncompleteCheckpointError, match="not a complete checkpoint"):
         verify(step)
+
+
+def test_every_byte_of_the_manifest_counts(step, no_pickle):
+    """Attack: no flipped bit of manifest.json goes unnoticed, wherever it is."""
+    path = step / "manifest.json"
+    good = path.read_bytes()
+    for at in range(len(good)):
+        bad = bytearray(good)
+        bad[at] ^= 1
+        path.write_bytes(bad)
+        with pytest.raises(CheckpointError):
+            verify(step)
 
 
 class _Bomb:
@@ -200,7 +224,7 @@ def _rehash(step, name):
     manifest = json.loads((step / "manifest.json").read_bytes())
     data = (step / name).read_bytes()
     manifest["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-    (step / "manifest.json").write_bytes(jcs(manifest))
+    (step / "manifest.json").write_bytes(sealed(Manifest(**manifest)))
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
@@ -221,33 +245,27 @@ def test_other_numbers_under_a_new_manifest_are_refused(step):
     state = _state(step)
     state["model.norm.weight"] += 1e-3
     other = step.parent / "other"
-    from trainer.mesh import Mesh
-
     old = verify(step)
-    forged = checkpoint.Manifest(
-        old.run, old.run_digest, old.step, state_root(state), window=old.window
-    )
+    forged = replace(old, root=state_root(state))
     other.mkdir()
-    path = checkpoint.save(other, forged, state, mesh=Mesh(), keep_last=1)
+    path = Saver(other, Mesh(), keep_last=1).save(forged, state)
     assert (
         load_model(path, MODEL).norm.weight is not None
     )  # nothing but the trusted root gives it away
     with pytest.raises(CheckpointError, match="expected root"):
         load_model(path, MODEL, trusted)
-    lying = checkpoint.Manifest(old.run, old.run_digest, old.step, trusted, window=old.window)
-    path = checkpoint.save(other, lying, state, mesh=Mesh(), keep_last=1)
+    path = Saver(other, Mesh(), keep_last=1).save(replace(old, root=trusted), state)
     with pytest.raises(CheckpointError, match="its tensors have"):
         load_model(path, MODEL, trusted)
 
 
 def test_another_shape_is_refused(step):
     """A checkpoint is not forced into a model of another width, depth or head."""
-    import dataclasses
-
     for spec in (
-        dataclasses.replace(MODEL, dim=64),
-        dataclasses.replace(MODEL, num_layers=3),
-        dataclasses.replace(MODEL, tied=False),
+        replace(MODEL, dim=64),
+        replace(MODEL, num_layers=3),
+        replace(MODEL, tied=False),
+        replace(MODEL, rope_theta=500.0),  # the same tensors, read as another function
     ):
-        with pytest.raises(CheckpointError, match="of another model"):
+        with pytest.raises(OtherModelError, match="of another model"):
             load_model(step, spec)

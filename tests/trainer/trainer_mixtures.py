@@ -3,11 +3,11 @@
 import dataclasses
 
 import torch
-from torch import distributed as dist
 from trainer_corpus import MIXTURE, MODEL, documents, record_id
 
 from trainer.data import pack
-from trainer.mesh import Mesh
+from trainer.layout import Layout
+from trainer.mesh import init_mesh, launched_world
 from trainer.model import Transformer, init_parameters
 from trainer.objective import LanguageModelling
 from trainer.step import train_step
@@ -27,7 +27,8 @@ def mixture_model(spec=SPEC, dtype=torch.float64, scale=8):
 
 def mixture_steps(steps, spec=SPEC):
     """Plain gradient steps in float64 on this process's rows; returns balance of every layer [L, E] and the losses."""
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    mesh = init_mesh(Layout(dp_replicate=launched_world()))
+    rank, world = mesh.rank, mesh.world_size
     docs = [(i, record_id(i), doc) for i, doc in enumerate(documents(12, seed=1, longest=30))]
     whole = pack(docs, 40)
     rows = len(whole.tokens_BT)
@@ -36,7 +37,7 @@ def mixture_steps(steps, spec=SPEC):
     totals = objective.counts(whole.tensors())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = [
-        train_step(model, optimizer, objective, batch, totals, mesh=Mesh(rank, world)).loss
+        train_step(model, optimizer, objective, batch, totals, mesh=mesh).loss
         for _ in range(steps)
     ]
     return torch.stack([block.ffn.balance for block in model.blocks.values()]).tolist(), losses

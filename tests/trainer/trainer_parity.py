@@ -109,7 +109,8 @@ def measure(case, layout):
     state = {f"weight {name}": full(p.detach()).clone() for name, p in model.named_parameters()}
     state |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
     state |= {f"optim {name}": full(t).clone() for name, t in optimizer.state().items()}
-    everything = mesh.merge({name: tensor.numpy() for name, tensor in (grads | state).items()})
+    mine = {name: tensor.numpy() for name, tensor in (grads | state).items()}
+    everything = {name: item for part in mesh.gather(mine) for name, item in part.items()}
     return None if mesh.rank else (np.array(numbers), everything)
 
 

@@ -7,5 +7,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("provenance", deadline=None, derandomize=True)
-settings.load_profile("provenance")
+settings.register_profile("dataworth", deadline=None, derandomize=True)
+settings.load_profile("dataworth")
