@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.checkpoint import load_model, newest, verify
+    from trainer.convert import export_model, import_model
     from trainer.data import Batch, BatchPlan, Segment, TokenStore, pack, write_tokens
     from trainer.errors import (
         EXIT_DONE,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from trainer.objective import LanguageModelling, Objective
     from trainer.optim import build_optimizer, learning_rate
     from trainer.partition import apply_layout
+    from trainer.presets import PRESETS, count_parameters, flops_per_token, preset
     from trainer.root import checkpoint_root, state_root
     from trainer.spec import (
         VERSION_ITEMS,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "checkpoint": ("load_model", "newest", "verify"),
+    "convert": ("export_model", "import_model"),
     "data": ("Batch", "BatchPlan", "Segment", "TokenStore", "pack", "write_tokens"),
     "errors": (
         "EXIT_DONE", "EXIT_NUMERICAL", "EXIT_REFUSED", "EXIT_RESUME",
@@ -63,6 +66,7 @@ _HOME = {
     "objective": ("LanguageModelling", "Objective"),
     "optim": ("build_optimizer", "learning_rate"),
     "partition": ("apply_layout",),
+    "presets": ("PRESETS", "count_parameters", "flops_per_token", "preset"),
     "root": ("checkpoint_root", "state_root"),
     "spec": (
         "VERSION_ITEMS", "BatchSpec", "Excluded", "Layout", "MixtureSpec", "ModelSpec", "OptimSpec", "RunConfig",
@@ -91,6 +95,7 @@ __all__ = [  # noqa: RUF022 - plain order, as `sorted` has it
     "NumericalError",
     "Objective",
     "OptimSpec",
+    "PRESETS",
     "RunConfig",
     "RunSpec",
     "Segment",
@@ -103,8 +108,12 @@ __all__ = [  # noqa: RUF022 - plain order, as `sorted` has it
     "apply_layout",
     "build_optimizer",
     "checkpoint_root",
+    "count_parameters",
     "evaluate",
+    "export_model",
     "fit",
+    "flops_per_token",
+    "import_model",
     "init_mesh",
     "init_parameters",
     "learning_rate",
@@ -114,6 +123,7 @@ __all__ = [  # noqa: RUF022 - plain order, as `sorted` has it
     "no_versions",
     "num_parameters",
     "pack",
+    "preset",
     "run_digest",
     "save_run",
     "sequence_logprobs",
