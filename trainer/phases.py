@@ -2,7 +2,8 @@
 
 Each of partition, local, communicate, update and checkpoint says what went in and what came out, how that was
 checked, what it cost, which alternatives were rejected and why, how uncertain it is, and who decided. Seconds are of
-the first process since it was last started; bytes of communication follow from the layout (`trainer.partition`).
+the first process since it was last started; bytes of communication, memory and the layouts not
+taken follow from the layout (`trainer.plan`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs, write_atomic
 from trainer.metrics import peak_rss_bytes
+from trainer.plan import alternatives, estimate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainer.spec import RunSpec
+    from trainer.layout import Layout
+    from trainer.spec import BatchSpec, ModelSpec, RunSpec
 
 FORMAT = 1
 PHASES_FILE = "phases.json"
@@ -47,7 +50,7 @@ def write_phases(directory: Path, run: RunSpec, costs: Costs, *, done: int, root
     entries = {
         "partition": _partition(run, costs),
         "local": _local(run, costs),
-        "communicate": _communicate(run, costs),
+        "communicate": _communicate(run),
         "update": _update(run),
         "checkpoint": _checkpoint(done, root),
     }
@@ -63,10 +66,15 @@ def _partition(run: RunSpec, costs: Costs) -> dict[str, Any]:
         "input": f"{costs.parameters} parameters; tokens {run.tokens_digest}; init {run.init_root}",
         "output": f"{run.layout} over {run.layout.world_size} process(es)",
         "check": "digests of tokens, excluded records and initial checkpoint recomputed; world size as in the run",
-        "rejected": [f"any other layout: the run asks for {run.layout}"],
+        "rejected": alternatives(*_asked(run)),
         "uncertainty": "none: weights are drawn per name from the seed, or verified against their root",
         "decided_by": "run.json",
+        "resources": {"predicted_bytes": estimate(*_asked(run)).memory},
     }
+
+
+def _asked(run: RunSpec) -> tuple[Layout, ModelSpec, BatchSpec]:
+    return run.layout, run.config.model, run.config.batch
 
 
 def _local(run: RunSpec, costs: Costs) -> dict[str, Any]:
@@ -81,9 +89,8 @@ def _local(run: RunSpec, costs: Costs) -> dict[str, Any]:
     }
 
 
-def _communicate(run: RunSpec, costs: Costs) -> dict[str, Any]:
-    world = run.layout.world_size
-    passes = 3 if run.layout.fsdp > 1 else 2
+def _communicate(run: RunSpec) -> dict[str, Any]:
+    traffic = estimate(*_asked(run)).traffic
     return {
         "input": "local gradients and loss",
         "output": "their sums over all processes, and the gradient norm",
@@ -91,7 +98,7 @@ def _communicate(run: RunSpec, costs: Costs) -> dict[str, Any]:
         "rejected": ["averaging gradients: the loss is already divided by the global count"],
         "uncertainty": "bytes follow from the layout and are not measured; fsdp hides them in the local phase",
         "decided_by": "trainer",
-        "resources": {"bytes_per_step": passes * (world - 1) * 4 * costs.parameters // world},
+        "resources": {"bytes_per_step": sum(traffic.values()), "bytes_per_axis": traffic},
     }
 
 

@@ -83,12 +83,11 @@ def estimate(layout: Layout, model: ModelSpec, batch: BatchSpec) -> Cost:
     Returns:
         Bytes, FLOP and idle share of the process that has most.
     """
-    block, embed, head = _Part.block(model, layout), _Part.matrix(model), _Part.matrix(model)
+    block, matrix = _Part.block(model, layout), model.vocab_size * model.dim
     layers = math.ceil(model.num_layers / layout.stages) * (layout.stages // layout.pp)
-    ends = [embed, head] if layout.pp == 1 and not model.tied else [head]
-    whole = sum(layers * part.here(layout.tp) for part in (block,)) + sum(
-        end.here(layout.tp) for end in ends
-    )
+    both = layout.pp == 1 or layout.schedule == "zbv"  # embedding and head on one process
+    ends = _Part((1 + (both and not model.tied)) * matrix, model.dim)
+    whole = layers * block.here(layout.tp) + ends.here(layout.tp)
     kept = math.ceil(whole / layout.fsdp)
     once = whole if layout.pp > 1 else block.here(layout.tp)
     gathered = 2 * once if layout.fsdp > 1 else (kept if layout.dp_replicate * layout.tp > 1 else 0)
@@ -153,16 +152,10 @@ class _Part:
     cut: int
     whole: int
     experts: int = 0
-    """Slices of which replace those of dp_shard * sp."""
 
     def here(self, tp: int) -> int:
         """Parameters before slicing by FSDP; experts count whole, since ep * efsdp = dp_shard * sp."""
         return self.cut // tp + self.whole + self.experts
-
-    @classmethod
-    def matrix(cls, model: ModelSpec) -> _Part:
-        """Embedding or head."""
-        return cls(model.vocab_size * model.dim, model.dim)
 
     @classmethod
     def block(cls, model: ModelSpec, layout: Layout) -> _Part:
@@ -211,6 +204,12 @@ def _traffic(
         "sp": 2 * ring(layout.sp) * layers * tokens * 2 * (model.dim + keys) / layout.tp,
         "tp": ring(layout.tp) * (4 * (pairs * layers + 1) * tokens * model.dim + 2 * uncut),
         "pp": (layout.pp > 1) * 2 * (layout.stages / layout.pp) * tokens * model.dim / layout.tp,
-        "ep": 4 * ring(layout.ep) * layers * tokens * model.experts_per_token * model.dim / layout.tp,
+        "ep": 4
+        * ring(layout.ep)
+        * layers
+        * tokens
+        * model.experts_per_token
+        * model.dim
+        / layout.tp,
     }
     return {axis: int(BYTES * count) for axis, count in sent.items() if count}

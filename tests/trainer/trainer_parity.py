@@ -170,3 +170,11 @@ def errors(got, want):
         worst = float(np.abs(tensor.astype(float) - other.astype(float)).max()) / size
         found[group] = max(found.get(group, 0.0), worst)
     return found
+
+
+def held(case, layout):
+    """Numbers of weights, and of moments, that this process keeps after a step."""
+    mesh, model, optimizer, objective = start(case, layout)
+    one_step(0, mesh, model, optimizer, objective)
+    moments = sum(local(t).numel() for t in optimizer.state().values())
+    return sum(local(p).numel() for p in model.parameters()), moments
