@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.manifest import MANIFEST_FILE, model_digest
 from trainer.metrics import peak_rss_bytes
+from trainer.plan import alternatives, estimate
 from trainer.spec import run_digest
 
 if TYPE_CHECKING:
@@ -37,17 +38,13 @@ class Facts:
     """Seconds until the first step."""
     compared: int
     """How often replicas were compared and found equal."""
-    rejected: tuple[tuple[str, str], ...]
-    """Layouts that were not taken, with the reason."""
-    bytes_per_step: int
-    """Bytes that a process sends per step, as the layout has it."""
     failure: tuple[str, str] = ("", "")
     """(phase, reason) if the run stopped by an error."""
 
 
 def partition(run: RunSpec, facts: Facts) -> dict[str, Any]:
     """What the run starts from, and how it is cut."""
-    layout = facts.layout
+    layout, config = facts.layout, run.config
     return {
         "responsible": f"trainer.partition in each of {layout.world_size} process(es)",
         "input": {
@@ -59,9 +56,15 @@ def partition(run: RunSpec, facts: Facts) -> dict[str, Any]:
         "output": {"state": facts.start_root},
         "check": "digests of tokens, excluded records and checkpoint recomputed; replicas compared before the first step",
         "passed": f"{layout} over {layout.world_size} process(es) from step {facts.start_step}",
-        "resources": {"seconds": f"{facts.partition_s:.3f}", "parameters": facts.parameters},
-        "rejected": [{"what": what, "reason": reason} for what, reason in facts.rejected]
-        or [{"what": "none", "reason": "no other layout was considered"}],
+        "resources": {
+            "seconds": f"{facts.partition_s:.3f}",
+            "parameters": facts.parameters,
+            "predicted_bytes": estimate(layout, config.model, config.batch).memory,
+        },
+        "rejected": [
+            {"what": what, "reason": reason}
+            for what, reason in alternatives(layout, config.model, config.batch)
+        ],
         "uncertainty": "none: weights are drawn per name from the seed, or verified against their root",
         "decided_by": "human: run.json"
         if layout == run.layout
@@ -93,8 +96,9 @@ def local(run: RunSpec, facts: Facts, window: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def communicate(facts: Facts, losses: str) -> dict[str, Any]:
+def communicate(run: RunSpec, facts: Facts, losses: str) -> dict[str, Any]:
     """Sums over all processes."""
+    traffic = estimate(facts.layout, run.config.model, run.config.batch).traffic
     return {
         "responsible": "trainer.partition: every process sends and receives",
         "input": {"gradients": "none"},
@@ -103,7 +107,7 @@ def communicate(facts: Facts, losses: str) -> dict[str, Any]:
         "passed": f"replicas equal {facts.compared} times"
         if facts.layout.world_size > 1
         else "one process",
-        "resources": {"bytes_per_step": facts.bytes_per_step},
+        "resources": {"bytes_per_step": sum(traffic.values()), "bytes_per_axis": traffic},
         "rejected": [
             {
                 "what": "averaging gradients",

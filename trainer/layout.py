@@ -136,7 +136,7 @@ def _tensors(layout: Layout, model: ModelSpec) -> Iterator[str]:
         yield f"num_heads {model.num_heads} is not a multiple of tp * sp = {tp} * {sp}"
     if model.num_kv_heads % tp and tp % model.num_kv_heads:
         yield f"num_kv_heads {model.num_kv_heads} and tp {tp}: neither divides the other"
-    for name in ("ffn_dim", "vocab_size"):
+    for name in ("vocab_size",) if model.num_experts else ("ffn_dim", "vocab_size"):
         if getattr(model, name) % tp:
             yield f"{name} {getattr(model, name)} is not a multiple of tp {tp}"
 

@@ -51,7 +51,7 @@ from trainer.model import Transformer, num_parameters
 from trainer.objective import Accountable, LanguageModelling, Objective
 from trainer.optim import AdamW, build_optimizer, learning_rate
 from trainer.partition import apply_layout, refuse_division
-from trainer.phases import bytes_per_step, failed_phase, rejected_layouts, write_phases
+from trainer.phases import failed_phase, write_phases
 from trainer.root import leaves_root, state_leaves, state_root
 from trainer.saver import Saver
 from trainer.spec import RunSpec, run_digest
@@ -361,8 +361,6 @@ class _Training:
             root=self.root or "none",
             partition_s=self.partition_s,
             compared=self.compared,
-            rejected=rejected_layouts(self.run, layout),
-            bytes_per_step=bytes_per_step(layout, self.num_parameters),
             failure=(failed_phase(error, self.done), str(error)) if error else ("", ""),
         )
         write_phases(self.directory, self.run, facts)

@@ -17,7 +17,6 @@ from trainer import entries
 from trainer.codec import decimal_string
 from trainer.errors import DesyncError, NumericalError, SaveError
 from trainer.journal import WINDOWS_FILE
-from trainer.layout import nearest
 from trainer.metrics import PROGRESS_FILE, read_lines
 from trainer.spec import run_digest
 from trainer.timings import RankTime, rank_times
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.entries import Facts
-    from trainer.layout import Layout
     from trainer.spec import RunSpec
 
 FORMAT = 2
@@ -52,7 +50,7 @@ def write_phases(directory: Path, run: RunSpec, facts: Facts) -> None:
     found = {
         "partition": entries.partition(run, facts),
         "local": entries.local(run, facts, window),
-        "communicate": entries.communicate(facts, losses),
+        "communicate": entries.communicate(run, facts, losses),
         "update": entries.update(run, window, losses),
         "checkpoint": entries.checkpoint(directory, facts),
     }
@@ -115,20 +113,6 @@ def failed_phase(error: BaseException, done: int) -> str:
     if isinstance(error, NumericalError):
         return "local"
     return "partition" if isinstance(error, DesyncError) and not done else "communicate"
-
-
-def rejected_layouts(run: RunSpec, layout: Layout) -> tuple[tuple[str, str], ...]:
-    """The nearest other layouts of as many processes, with the reason why they are not used."""
-    near = nearest(layout, run.config.model, run.config.batch, count=4)
-    others = [str(other) for other in near if other != layout] or ["any other"]
-    return tuple((other, f"the run asks for {run.layout}") for other in others)
-
-
-def bytes_per_step(layout: Layout, parameters: int) -> int:
-    """Bytes of gradients and weights that a process sends per step: copies 2 (w-1)/w * 4P, slices 3 (w-1)/w * 4P."""
-    world = layout.world_size // (layout.tp * layout.pp)
-    passes = 3 if layout.fsdp > 1 else 2
-    return passes * (world - 1) * 4 * parameters // layout.world_size
 
 
 def _entry_problems(entry: dict[str, Any], record: dict[str, Any]) -> list[str]:

@@ -1,11 +1,12 @@
 """Claims about layouts: they change where numbers are computed, never which."""
 
+import dataclasses
 import json
 import shutil
 
 import pytest
 import torch
-from trainer_corpus import make_run
+from trainer_corpus import MODEL, make_run
 from trainer_processes import fit_run, run_processes
 
 from trainer.checkpoint import load_model, newest, read_tensors, verify
@@ -14,7 +15,15 @@ from trainer.root import checkpoint_root
 from trainer.spec import BatchSpec, Layout, save_run
 
 STEPS = 20
-LAYOUTS = {"single": Layout(), "ddp": Layout(dp_replicate=2), "fsdp": Layout(dp_shard=2)}
+LAYOUTS = {
+    "single": Layout(),
+    "ddp": Layout(dp_replicate=2),
+    "fsdp": Layout(dp_shard=2),
+    "rows": Layout(sp=2, tp=2),
+    "pipe": Layout(pp=2, microbatches=5),
+}
+SPREAD = sorted(set(LAYOUTS) - {"single"})
+UNTIED = dataclasses.replace(MODEL, tied=False)  # which every layout can divide
 # Five rows over two processes: their token counts differ, which a mean of means would not survive.
 ODD = BatchSpec(rows=5, length=32)
 
@@ -38,7 +47,7 @@ def fitted(home):
     runs = {}
     for kind, layout in LAYOUTS.items():
         world = layout.world_size
-        run = make_run(home, kind, steps=STEPS, every=10, layout=layout, batch=ODD)
+        run = make_run(home, kind, steps=STEPS, every=10, layout=layout, batch=ODD, model=UNTIED)
         directory = home / kind
         save_run(run, directory)
         if world == 1:
@@ -51,15 +60,15 @@ def fitted(home):
     return runs
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_compute_the_losses_and_norms_of_one(fitted, kind):
+@pytest.mark.parametrize("kind", SPREAD)
+def test_several_processes_compute_the_losses_and_norms_of_one(fitted, kind):
     """Loss and gradient norm agree with one process within 1e-5 relative over 20 steps, with unequal shares."""
     torch.testing.assert_close(
         _losses(fitted[kind][1]), _losses(fitted["single"][1]), rtol=1e-5, atol=0
     )
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", SPREAD)
 def test_all_layouts_start_alike_and_use_the_same_records(fitted, kind):
     """The initial state has one root whatever the layout, and windows name the same records and shards."""
     first, expected = (
@@ -81,7 +90,7 @@ def test_a_sliced_checkpoint_is_read_whole_by_one_process(fitted):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", SPREAD)
 def test_checkpoints_of_all_layouts_hold_the_same_tensors(fitted, kind):
     """Names, types and shapes in a checkpoint do not depend on the layout."""
     got, want = (
@@ -91,21 +100,23 @@ def test_checkpoints_of_all_layouts_hold_the_same_tensors(fitted, kind):
     assert got == want
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_stop_and_resume_of_two_processes_is_bitwise(fitted, home, kind):
-    """Two processes that go on from step 10 end with the root, windows and losses of two that were not interrupted."""
+@pytest.mark.parametrize("kind", SPREAD)
+def test_stop_and_resume_of_several_processes_is_bitwise(fitted, home, kind):
+    """Processes that go on from step 10 end with the root, windows and losses of those that were not interrupted."""
     run, whole = fitted[kind]
     resumed = home / f"{kind}-resumed"
     shutil.copytree(whole, resumed)
     shutil.rmtree(resumed / f"step-{STEPS}")
-    assert run_processes(2, home / f"{kind}.again", fit_run, run, resumed) == [0, 0]
+    world = run.layout.world_size
+    assert run_processes(world, home / f"{kind}.again", fit_run, run, resumed) == [0] * world
     assert verify(newest(resumed)).root == verify(newest(whole)).root
     assert (resumed / "windows.jsonl").read_bytes() == (whole / "windows.jsonl").read_bytes()
     assert torch.equal(_losses(resumed), _losses(whole))
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [("fsdp", "single"), ("single", "fsdp"), ("fsdp", "ddp")]
+    ("source", "target"),
+    [("fsdp", "single"), ("single", "fsdp"), ("pipe", "rows"), ("rows", "ddp")],
 )
 def test_a_checkpoint_is_where_another_layout_starts(fitted, home, source, target):
     """A run of any layout starts from a checkpoint of any other and computes the same losses as one process."""
@@ -117,14 +128,15 @@ def test_a_checkpoint_is_where_another_layout_starts(fitted, home, source, targe
         if (home / name).exists():
             continue
         run = make_run(
-            home, name, steps=STEPS, every=STEPS, layout=layout, batch=ODD,
+            home, name, steps=STEPS, every=STEPS, layout=layout, batch=ODD, model=UNTIED,
             init=str(origin), init_root=verify(origin).root,
         )  # fmt: skip
         save_run(run, home / name)
         if kind == "single":
             assert fit(run, home / name) == 0
         else:
-            assert run_processes(2, home / f"{name}.group", fit_run, run, home / name) == [0, 0]
+            file, world = home / f"{name}.group", layout.world_size
+            assert run_processes(world, file, fit_run, run, home / name) == [0] * world
         losses.append(_losses(home / name))
     torch.testing.assert_close(losses[0], losses[-1], rtol=1e-5, atol=0)
     # It goes on from where the other run ended, under a new warm-up.

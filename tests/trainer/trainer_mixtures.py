@@ -37,7 +37,6 @@ def mixture_steps(steps, spec=SPEC):
     totals = objective.counts(whole.tensors())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = [
-        train_step(model, optimizer, objective, batch, totals, mesh=mesh).loss
-        for _ in range(steps)
+        train_step(model, optimizer, objective, batch, totals, mesh=mesh).loss for _ in range(steps)
     ]
     return torch.stack([block.ffn.balance for block in model.blocks.values()]).tolist(), losses

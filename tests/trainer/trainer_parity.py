@@ -5,13 +5,15 @@ import dataclasses
 import numpy as np
 import torch
 
+from trainer.checkpoint import Manifest, load_into, model_state, save
 from trainer.data import IGNORE, Batch
 from trainer.layout import Layout
 from trainer.mesh import init_mesh
 from trainer.model import Transformer, init_parameters
 from trainer.objective import LanguageModelling
 from trainer.optim import build_optimizer
-from trainer.partition import apply_layout, full
+from trainer.partition import apply_layout, full, local
+from trainer.root import state_root
 from trainer.spec import ModelSpec, OptimSpec
 from trainer.step import train_step
 
@@ -86,8 +88,8 @@ class Rows:
         return Batch(tokens, labels, positions, documents.astype(np.int64), ((),) * case.rows)
 
 
-def measure(case, layout):
-    """Train; returns loss and norm per step, first gradients, last weights and moments (on rank 0, else None)."""
+def start(case, layout):
+    """Mesh, model, optimiser and objective of a case on a layout."""
     if case.fault != "none":
         from trainer_faults import FAULTS
 
@@ -97,12 +99,22 @@ def measure(case, layout):
     init_parameters(model, case.seed)
     model = apply_layout(model.to(case.dtype), mesh)
     optimizer = build_optimizer(model, OptimSpec(lr=case.lr, eps=1e-4))
-    objective = LanguageModelling(Rows(case), mesh.device, mesh)
+    return mesh, model, optimizer, LanguageModelling(Rows(case), mesh.device, mesh)
+
+
+def one_step(step, mesh, model, optimizer, objective):
+    """Train one step."""
+    batch = objective.batch(step, *mesh.batch_place)
+    totals = mesh.sum(objective.counts(batch) * mesh.counts)
+    return train_step(model, optimizer, objective, batch, totals, clip_norm=0.5, mesh=mesh)
+
+
+def measure(case, layout):
+    """Train; returns loss and norm per step, first gradients, last weights and moments (on rank 0, else None)."""
+    mesh, model, optimizer, objective = start(case, layout)
     numbers, grads = [], {}
     for step in range(case.steps):
-        batch = objective.batch(step, *mesh.batch_place)
-        totals = mesh.sum(objective.counts(batch) * mesh.counts)
-        report = train_step(model, optimizer, objective, batch, totals, clip_norm=0.5, mesh=mesh)
+        report = one_step(step, mesh, model, optimizer, objective)
         numbers.append((report.loss, report.grad_norm, float(report.tokens)))
         if step == 0:
             grads = {f"grad {name}": full(p.grad).clone() for name, p in model.named_parameters()}
@@ -112,6 +124,31 @@ def measure(case, layout):
     mine = {name: tensor.numpy() for name, tensor in (grads | state).items()}
     everything = {name: item for part in mesh.gather(mine) for name, item in part.items()}
     return None if mesh.rank else (np.array(numbers), everything)
+
+
+def _state(model, optimizer):
+    return model_state(model) | {f"optim.{name}": t for name, t in optimizer.state().items()}
+
+
+def save_state(case, layout, folder):
+    """Train, then save weights and moments in `folder`."""
+    mesh, model, optimizer, objective = start(case, layout)
+    for step in range(case.steps):
+        one_step(step, mesh, model, optimizer, objective)
+    tensors = _state(model, optimizer)
+    manifest = Manifest("r", "0" * 64, case.steps, state_root(tensors, mesh))
+    save(folder, manifest, tensors, mesh=mesh, keep_last=1)
+
+
+def load_state(case, layout, folder):
+    """Load weights and moments into a model of zeros; returns their root, and the loss of the next step."""
+    mesh, model, optimizer, objective = start(case, layout)
+    tensors = _state(model, optimizer)
+    for tensor in tensors.values():
+        local(tensor).zero_()  # a tensor that is not loaded must show
+    load_into(folder, tensors, mesh)
+    root = state_root(tensors, mesh)
+    return root, one_step(case.steps, mesh, model, optimizer, objective).loss
 
 
 def alone(case):
@@ -134,3 +171,11 @@ def errors(got, want):
         worst = float(np.abs(tensor.astype(float) - other.astype(float)).max()) / size
         found[group] = max(found.get(group, 0.0), worst)
     return found
+
+
+def held(case, layout):
+    """Numbers of weights, and of moments, that this process keeps after a step."""
+    mesh, model, optimizer, objective = start(case, layout)
+    one_step(0, mesh, model, optimizer, objective)
+    moments = sum(local(t).numel() for t in optimizer.state().values())
+    return sum(local(p).numel() for p in model.parameters()), moments
