@@ -220,8 +220,11 @@ def _here(weight: Tensor) -> Tensor:
 
 
 def _fits(rows_RD: Tensor, weight_EFD: Tensor) -> bool:
-    """Whether grouped_mm takes these: its kernels want rows of whole 16 bytes."""
-    widths = weight_EFD.shape[1:]
-    return rows_RD.dtype in (torch.float32, torch.bfloat16, torch.float16) and all(
-        width * rows_RD.element_size() % 16 == 0 for width in widths
+    """Whether grouped_mm takes these: its kernels want rows of whole 16 bytes, and off the CPU bfloat16 only."""
+    known = (
+        rows_RD.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        if rows_RD.device.type == "cpu"
+        else rows_RD.dtype == torch.bfloat16
     )
+    widths = weight_EFD.shape[1:]
+    return known and all(width * rows_RD.element_size() % 16 == 0 for width in widths)
