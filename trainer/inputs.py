@@ -97,6 +97,8 @@ def batch_plan(run: RunSpec, directory: Path) -> BatchPlan:
 def initial_model(run: RunSpec, directory: Path) -> Transformer:
     """The model a run starts from: weights of its seed, or of the checkpoint `init` with root `init_root`.
 
+    If the run computes in float64, the same float32 numbers as float64.
+
     Args:
         run: the run.
         directory: its folder.
@@ -110,9 +112,10 @@ def initial_model(run: RunSpec, directory: Path) -> Transformer:
     if run.init != "none":
         from trainer.checkpoint import load_model
 
-        return load_model(directory / run.init, run.config.model, run.init_root).train()
-    from trainer.model import Transformer, init_parameters
+        model = load_model(directory / run.init, run.config.model, run.init_root).train()
+    else:
+        from trainer.model import Transformer, init_parameters
 
-    model = Transformer(run.config.model)
-    init_parameters(model, run.seed)
-    return model
+        model = Transformer(run.config.model)
+        init_parameters(model, run.seed)
+    return model.double() if run.config.precision == "float64" else model

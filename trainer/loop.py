@@ -33,6 +33,7 @@ from trainer.errors import (
     NumericalError,
     SpecError,
 )
+from trainer.guard import SpikeGuard, append_event, restore_events
 from trainer.inputs import batch_plan, initial_model, open_store
 from trainer.journal import (
     EXIT_FILE,
@@ -45,9 +46,10 @@ from trainer.journal import (
 )
 from trainer.mesh import Mesh, init_mesh
 from trainer.metrics import ProgressWriter, read_lines
+from trainer.microbatch import take_batch
 from trainer.model import Transformer, num_parameters
 from trainer.objective import Accountable, LanguageModelling, Objective
-from trainer.optim import AdamW, build_optimizer, learning_rate
+from trainer.optim import Stateful, build_optimizer, learning_rate
 from trainer.partition import apply_layout
 from trainer.phases import Costs, write_phases
 from trainer.root import state_root
@@ -112,9 +114,10 @@ def fit(
         if model_hook is not None:
             model_hook(model)
         model = apply_layout(model, mesh, run.layout)
-        training = _Training(
-            run, directory, mesh, objective, model, build_optimizer(model, run.config.optim)
-        )
+        config = run.config
+        optimizer = build_optimizer(model, config.optim, config.precision)
+        guard = SpikeGuard(config.guard, mesh) if config.guard else None
+        training = _Training(run, directory, mesh, objective, model, optimizer, guard)
         training.recover()
         training.seconds["partition"] = perf_counter() - start
         with _StopFlag() as stop, training.progress():
@@ -148,7 +151,8 @@ class _Training:
     mesh: Mesh
     objective: Objective
     model: Transformer
-    optimizer: AdamW
+    optimizer: Stateful
+    guard: SpikeGuard | None = None
     done: int = 0
     """Steps done."""
     root: str = ""
@@ -172,9 +176,11 @@ class _Training:
         return self.mesh.rank == 0
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and moments under their logical names."""
-        optim = {f"optim.{name}": tensor for name, tensor in self.optimizer.state().items()}
-        return checkpoint.model_state(self.model) | optim
+        """Weights, moments and the guard's window under their logical names."""
+        state = {f"optim.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        if self.guard:
+            state |= {f"guard.{name}": tensor for name, tensor in self.guard.state().items()}
+        return checkpoint.model_state(self.model) | state
 
     def recover(self) -> None:
         """Go on from the newest complete checkpoint of this run, if there is one."""
@@ -200,6 +206,7 @@ class _Training:
         self.window_start = self.done
         if self.leads:
             restore_windows(self.directory, self.done, window)
+            restore_events(self.directory, self.done)
 
     def progress(self) -> Any:
         """The progress file, open as long as the loop goes."""
@@ -235,8 +242,13 @@ class _Training:
     def one_step(self, stop: _StopFlag) -> bool:
         """One step; returns whether any process was told to stop."""
         config, before = self.run.config, perf_counter()
-        batch = self.objective.batch(self.done, self.mesh.rank, self.mesh.world_size)
-        counts_K = self.objective.counts(batch)
+        batch, counts_K = take_batch(
+            self.objective,
+            self.done,
+            self.mesh.rank,
+            self.mesh.world_size,
+            config.batch.accumulation,
+        )
         # The stop flag travels with the counts, so that all processes leave after the same step.
         told = torch.tensor([float(stop.raised)], dtype=torch.float64, device=counts_K.device)
         totals = self.mesh.sum(torch.cat([counts_K.double(), told]))
@@ -250,7 +262,11 @@ class _Training:
             totals[:-1],
             clip_norm=config.optim.clip_norm,
             mesh=self.mesh,
+            precision=config.precision,
+            accept=self.guard.accept if self.guard else None,
         )
+        if self.guard and not report.updated:
+            self._handle_spike(self.guard, report)
         self.seconds["local"] += prepared - before + report.local_s
         self.seconds["communicate"] += report.communicate_s
         self.seconds["update"] += report.update_s
@@ -259,6 +275,18 @@ class _Training:
         self.done += 1
         self.steps_here += 1
         return bool(totals[-1] > 0)
+
+    def _handle_spike(self, guard: SpikeGuard, report: StepReport) -> None:
+        """Undo more than the update if the run says so, and write down what was done."""
+        found = checkpoint.newest(self.directory) if guard.spec.action == "rollback" else None
+        if found is not None:
+            spikes = guard.num_spikes
+            checkpoint.load_into(found, self.state(), self.mesh)
+            guard.forget_undone(spikes)
+        if self.leads:
+            restored = found.name if found else "none"
+            line = guard.event(self.done + 1, report.loss, report.grad_norm, restored)
+            append_event(self.directory, line)
 
     def save(self) -> None:
         """Checkpoint and close the window."""
@@ -296,6 +324,7 @@ class _Training:
                 "checkpoint_root": self.root,
                 "run_digest": run_digest(self.run),
                 "tokens_digest": self.run.tokens_digest,
+                **({"spikes": self.guard.num_spikes} if self.guard else {}),
             },
         )
 

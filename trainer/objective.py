@@ -91,7 +91,9 @@ def label_count(labels_BT: Tensor) -> Tensor:
 
 
 def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """Sum over positions with a label of -log softmax(logits)[label], in nats."""
+    """Sum over positions with a label of -log softmax(logits)[label], in nats; at least in float32."""
+    if logits_BTV.dtype in (torch.bfloat16, torch.float16):
+        logits_BTV = logits_BTV.float()  # a sum of thousands of terms has no digit left in bfloat16
     return functional.cross_entropy(
         logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORE, reduction="sum"
     )
