@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trainer.optim import build_optimizer, learning_rate
     from trainer.partition import apply_layout
     from trainer.root import checkpoint_root, state_root
+    from trainer.selection import write_selection
     from trainer.spec import (
         VERSION_ITEMS,
         BatchSpec,
@@ -66,6 +67,7 @@ _HOME = {
     "optim": ("build_optimizer", "learning_rate"),
     "partition": ("apply_layout",),
     "root": ("checkpoint_root", "state_root"),
+    "selection": ("write_selection",),
     "spec": (
         "VERSION_ITEMS", "BatchSpec", "Excluded", "GuardSpec", "Layout", "MixtureSpec", "ModelSpec", "OptimSpec",
         "RunConfig", "RunSpec", "Selection", "load_run", "no_versions", "run_digest", "save_run",
@@ -125,6 +127,7 @@ __all__ = [  # noqa: RUF022 - plain order, as `sorted` has it
     "train",
     "train_step",
     "verify",
+    "write_selection",
     "write_tokens",
 ]
 

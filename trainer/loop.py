@@ -52,6 +52,7 @@ from trainer.objective import Accountable, LanguageModelling, Objective
 from trainer.optim import Stateful, build_optimizer, learning_rate
 from trainer.partition import apply_layout
 from trainer.phases import Costs, write_phases
+from trainer.prefetch import Prefetcher
 from trainer.root import state_root
 from trainer.spec import RunSpec, run_digest
 from trainer.step import StepReport, train_step
@@ -104,10 +105,12 @@ def fit(
     """
     start = perf_counter()
     mesh = init_mesh(run.layout)
-    lock = _lock(directory) if mesh.rank == 0 else None
+    lock, prefetcher = _lock(directory) if mesh.rank == 0 else None, None
     try:
         if objective is None:
-            objective = LanguageModelling(batch_plan(run, directory), mesh.device)
+            plan = batch_plan(run, directory)
+            prefetcher = Prefetcher(plan, run.steps)
+            objective = LanguageModelling(plan, mesh.device, prefetcher)
         else:
             open_store(run, directory)  # the run's tokens are checked whatever the objective reads
         model = initial_model(run, directory)
@@ -123,6 +126,8 @@ def fit(
         with _StopFlag() as stop, training.progress():
             return training.go(stop)
     finally:
+        if prefetcher is not None:
+            prefetcher.close()
         if lock is not None:
             os.close(lock)
         mesh.close()

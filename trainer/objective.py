@@ -25,6 +25,8 @@ from trainer.data import IGNORE, Batch, BatchPlan, distinct_records
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trainer.prefetch import Prefetcher
+
 
 @runtime_checkable
 class Objective(Protocol):
@@ -51,9 +53,12 @@ class Accountable(Protocol):
 class LanguageModelling:
     """Next-token cross entropy in nats: K = 1, n = positions with a label."""
 
-    def __init__(self, plan: BatchPlan, device: str = "cpu") -> None:
-        """Batches of a plan, put on a device."""
+    def __init__(
+        self, plan: BatchPlan, device: str = "cpu", prefetcher: Prefetcher | None = None
+    ) -> None:
+        """Batches of a plan, put on a device; made one step ahead if a prefetcher of the same plan is given."""
         self.plan, self.device = plan, device
+        self._source = prefetcher or plan
         self._last: tuple[int, Batch] | None = None
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -81,7 +86,7 @@ class LanguageModelling:
     def _global(self, step: int) -> Batch:
         # The loop asks twice per step, for the rows and for the records.
         if self._last is None or self._last[0] != step:
-            self._last = (step, self.plan.batch(step))
+            self._last = (step, self._source.batch(step))
         return self._last[1]
 
 

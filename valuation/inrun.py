@@ -379,7 +379,7 @@ class _Ledger:
 
     def __init__(self, plan: BatchPlan) -> None:
         self.store = plan.store
-        self.planned_N = np.unique(plan.documents_R)
+        self.planned_N = plan.order.index_N.astype(np.int64)
         self.columns = {
             name: np.zeros(plan.store.size)
             for name in ("credit", "credit_rescaled", "credit_sgd", "steps", "tokens")
