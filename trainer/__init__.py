@@ -35,16 +35,19 @@ if TYPE_CHECKING:
     from trainer.partition import apply_layout
     from trainer.presets import PRESETS, count_parameters, flops_per_token, preset
     from trainer.root import checkpoint_root, state_root
+    from trainer.selection import write_selection
     from trainer.spec import (
         VERSION_ITEMS,
         BatchSpec,
         Excluded,
+        GuardSpec,
         Layout,
         MixtureSpec,
         ModelSpec,
         OptimSpec,
         RunConfig,
         RunSpec,
+        Selection,
         load_run,
         no_versions,
         run_digest,
@@ -70,9 +73,10 @@ _HOME = {
     "partition": ("apply_layout",),
     "presets": ("PRESETS", "count_parameters", "flops_per_token", "preset"),
     "root": ("checkpoint_root", "state_root"),
+    "selection": ("write_selection",),
     "spec": (
-        "VERSION_ITEMS", "BatchSpec", "Excluded", "Layout", "MixtureSpec", "ModelSpec", "OptimSpec", "RunConfig",
-        "RunSpec", "load_run", "no_versions", "run_digest", "save_run",
+        "VERSION_ITEMS", "BatchSpec", "Excluded", "GuardSpec", "Layout", "MixtureSpec", "ModelSpec", "OptimSpec",
+        "RunConfig", "RunSpec", "Selection", "load_run", "no_versions", "run_digest", "save_run",
     ),
     "step": ("StepReport", "train_step"),
 }  # fmt: skip
@@ -89,6 +93,7 @@ __all__ = [  # noqa: RUF022 - plain order, as `sorted` has it
     "EXIT_REFUSED",
     "EXIT_RESUME",
     "Excluded",
+    "GuardSpec",
     "LanguageModelling",
     "Layout",
     "Mesh",
@@ -101,6 +106,7 @@ __all__ = [  # noqa: RUF022 - plain order, as `sorted` has it
     "RunConfig",
     "RunSpec",
     "Segment",
+    "Selection",
     "SpecError",
     "StepReport",
     "TokenStore",
@@ -133,6 +139,7 @@ __all__ = [  # noqa: RUF022 - plain order, as `sorted` has it
     "train",
     "train_step",
     "verify",
+    "write_selection",
     "write_tokens",
 ]
 

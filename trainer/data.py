@@ -9,14 +9,13 @@ has none (-100). Positions count from 0 in every segment, and `documents_BT` kee
 So a document that is cut by the end of a row goes on in the next one without its context: the price of rows that are
 always full (it concerns at most one document per row).
 
-The permutation sorts raw Philox words, whose stream numpy guarantees, unlike that of `Generator.permutation` (NEP 19).
+Which documents an epoch holds, how often and in which order: `trainer.order`.
 
 Legend: B rows, T positions, N records.
 """
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,12 +23,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from trainer.errors import DataError
+from trainer.order import MAX_MICRO, MICRO, Order
+from trainer.selection import RecordWeights, find, sorted_ids
 from trainer.spec import BatchSpec, MixtureSpec
-from trainer.tokens import SHARD_LEAVES, Shard, read_manifest, read_shard, write_tokens
+from trainer.store import TokenStore
+from trainer.tokens import write_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -95,111 +96,8 @@ class Batch:
         return int((self.labels_BT != IGNORE).sum())
 
 
-class TokenStore:
-    """The documents of a token folder, memory-mapped; every digest is checked on opening."""
-
-    def __init__(self, manifest: dict, digest: str, shards: list[Shard]) -> None:
-        """Use `TokenStore.open`."""
-        self.digest = digest
-        self.corpus_version: str = manifest["corpus_version"]
-        self.tokenizer_digest: str = manifest["tokenizer_digest"]
-        self.vocab_size: int = manifest["vocab_size"]
-        self.end_of_text: int = manifest["end_of_text"]
-        self.subtree_roots: list[str] = [entry["subtree_root"] for entry in manifest["shards"]]
-        self.size: int = manifest["size"]
-        self._shards = shards
-        self.lengths_N = np.concatenate(
-            [np.empty(0, np.int64), *(s.lengths_N for s in shards)]
-        ).astype(np.int64)
-        self.live_N = np.flatnonzero(self.lengths_N)
-        names = sorted({name for s in shards for name in s.owners if name is not None})
-        self.owners: tuple[str, ...] = tuple(names)
-        code = {name: position for position, name in enumerate(names)} | {None: -1}
-        self.owner_codes_N = np.concatenate(
-            [
-                np.empty(0, np.int32),
-                *(np.array([code[o] for o in s.owners])[s.owner_codes_N] for s in shards),
-            ],
-        ).astype(np.int32)
-
-    @classmethod
-    def open(
-        cls, folder: Path, expected_digest: str | None = None, *, verify: bool = True
-    ) -> TokenStore:
-        """Open a token folder.
-
-        Args:
-            folder: where tokens.json and the shards stand.
-            expected_digest: hex SHA-256 that tokens.json must have, or None to take what is there.
-            verify: recompute every shard's digest (about 1 s per GB); False only right after another check.
-
-        Returns:
-            The store.
-
-        Raises:
-            DataError: a file is missing, altered, or not the expected one.
-        """
-        manifest, digest = read_manifest(folder)
-        if expected_digest is not None and digest != expected_digest:
-            raise DataError(f"tokens.json: expected digest {expected_digest}, got {digest}")
-        shards = [read_shard(folder, entry, verify=verify) for entry in manifest["shards"]]
-        store = cls(manifest, digest, shards)
-        if len(store.lengths_N) != store.size or len(store.live_N) != manifest["live"]:
-            raise DataError(
-                f"tokens.json: expected {store.size} records, {manifest['live']} of them live; "
-                f"got {len(store.lengths_N)} and {len(store.live_N)}",
-            )
-        return store
-
-    def tokens(self, index: int) -> np.ndarray:
-        """Tokens of one record as a uint32 view; empty for a tombstone.
-
-        Raises:
-            DataError: no such index.
-        """
-        shard, row = self._locate(index)
-        return shard.values_T[shard.offsets_N1[row] : shard.offsets_N1[row + 1]]
-
-    def record_id(self, index: int) -> bytes:
-        """The 32-byte id of one record; zero for a tombstone.
-
-        Raises:
-            DataError: no such index.
-        """
-        shard, row = self._locate(index)
-        return shard.ids_N32[row].tobytes()
-
-    def owner_of(self, index: int) -> str | None:
-        """The owner of one record, or None where a tombstone has none.
-
-        Raises:
-            DataError: no such index.
-        """
-        shard, row = self._locate(index)
-        return shard.owners[shard.owner_codes_N[row]]
-
-    def csr(self) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens flat: int64 offsets_N1 and uint32 tokens; record i is tokens[offsets[i]:offsets[i + 1]]."""
-        flat = [s.values_T[s.offsets_N1[0] : s.offsets_N1[-1]] for s in self._shards]
-        offsets_N1 = np.concatenate([[0], np.cumsum(self.lengths_N)]).astype(np.int64)
-        return offsets_N1, np.concatenate([np.empty(0, np.uint32), *flat])
-
-    def _locate(self, index: int) -> tuple[Shard, int]:
-        if not 0 <= index < self.size:
-            raise DataError(f"index: expected 0..{self.size - 1}, got {index}")
-        return self._shards[index // SHARD_LEAVES], index % SHARD_LEAVES
-
-
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    """One pass over the documents: which, and where each starts in the epoch's tokens."""
-
-    order_R: np.ndarray
-    starts_R1: np.ndarray
-
-
 class BatchPlan:
-    """Which tokens every step sees: a pure function of the arguments (the only state is a cache of orders)."""
+    """Which tokens every step sees: a pure function of the arguments (a cache of orders is its only state)."""
 
     def __init__(
         self,
@@ -208,6 +106,7 @@ class BatchPlan:
         batch: BatchSpec | None = None,
         mixture: MixtureSpec | None = None,
         excluded: Collection[bytes] = frozenset(),
+        weights: RecordWeights | None = None,
     ) -> None:
         """Plan batches over a store.
 
@@ -217,6 +116,7 @@ class BatchPlan:
             batch: rows and length of the global batch; None = BatchSpec().
             mixture: repeats per owner and epoch; None = every record once.
             excluded: record ids that never appear; ids that are not in the store have no effect.
+            weights: how often each record stands in an epoch, times the mixture's repeats; None = once.
 
         Raises:
             DataError: an owner of the mixture that the tokens don't have, or no record left.
@@ -228,28 +128,39 @@ class BatchPlan:
             raise DataError(
                 f"mixture.repeats: no owner {unknown[0]!r} in the tokens; take the line out"
             )
+        dropped_N, micro_N = self._drops(), np.full(store.size, MICRO, dtype=np.int64)
+        if weights is not None:
+            for first, ids_N32 in store.record_ids():
+                micro_N[first : first + len(ids_N32)] = weights.of(ids_N32)
         live_N = store.live_N
-        dropped_N = np.zeros(len(live_N), dtype=bool)
-        if self.excluded:
-            dropped_N = np.array(
-                [store.record_id(int(i)) in self.excluded for i in live_N], dtype=bool
-            )
+        kept_N = live_N[~dropped_N[live_N]]
         times_O = np.array([self.mixture.repeats.get(owner, 1) for owner in store.owners] or [1])
-        kept_N = live_N[~dropped_N]
-        self.num_excluded = int(dropped_N.sum())
-        self.documents_R = np.repeat(kept_N, times_O[store.owner_codes_N[kept_N]])
-        self.epoch_tokens = int(store.lengths_N[self.documents_R].sum())
-        self._epochs: dict[int, _Epoch] = {}
-        if not len(self.documents_R):
+        micro_N = micro_N[kept_N] * times_O[store.owner_codes_N[kept_N]]
+        self.num_excluded = len(live_N) - len(kept_N)
+        if not (micro_N > 0).any():
             raise DataError(
                 f"no record is left to train on: {len(live_N)} live, {self.num_excluded} excluded, "
-                "the rest repeated 0 times by the mixture",
+                "the rest repeated 0 times by the mixture or of weight 0",
             )
+        if (micro_N % MICRO).any() and micro_N.max() > MAX_MICRO:
+            raise DataError(
+                f"mixture.repeats: expected weight times repeats of at most {MAX_MICRO} millionths, got {micro_N.max()}"
+            )
+        self.order = Order(kept_N, store.lengths_N[kept_N], micro_N, store.size, seed)
+
+    def _drops(self) -> np.ndarray:
+        """Which records of the store are excluded, bool [N]."""
+        dropped_N = np.zeros(self.store.size, dtype=bool)
+        if self.excluded:
+            excluded_M = sorted_ids(self.excluded)
+            for first, ids_N32 in self.store.record_ids():
+                dropped_N[first : first + len(ids_N32)] = find(excluded_M, ids_N32)[0]
+        return dropped_N
 
     @property
     def steps_per_epoch(self) -> float:
-        """Steps after which every document has been seen once (times its repeats)."""
-        return self.epoch_tokens / (self.spec.rows * self.spec.length)
+        """Steps after which every document has been seen as often as its weight says, on average."""
+        return self.order.mean_tokens / (self.spec.rows * self.spec.length)
 
     def batch(self, step: int) -> Batch:
         """The global batch of one step.
@@ -269,12 +180,12 @@ class BatchPlan:
         builder = _Rows(B, T)
         position, stop = step * B * T, (step + 1) * B * T
         while position < stop:
-            number, offset = divmod(position, self.epoch_tokens)
-            epoch = self._epoch(number)
+            epoch = self.order.at(position)
+            offset = position - epoch.first
             place = int(np.searchsorted(epoch.starts_R1, offset, side="right")) - 1
             while position < stop and place < len(epoch.order_R):
                 index = int(epoch.order_R[place])
-                first = position - number * self.epoch_tokens - int(epoch.starts_R1[place])
+                first = position - epoch.first - int(epoch.starts_R1[place])
                 row, column = divmod(position - step * B * T, T)
                 tokens = self.store.tokens(index)
                 count = min(len(tokens) - first, T - column)
@@ -288,20 +199,6 @@ class BatchPlan:
     def records(self, step: int) -> list[tuple[int, bytes]]:
         """(index, record_id) of every record that the global batch of a step holds, by index, each once."""
         return distinct_records(self.batch(step))
-
-    def _epoch(self, number: int) -> _Epoch:
-        if number not in self._epochs:
-            key = hashlib.sha256(f"dataworth-order-1|{self.seed}|{number}".encode()).digest()
-            words = np.random.Philox(key=int.from_bytes(key[:16], "big")).random_raw(
-                len(self.documents_R)
-            )
-            order_R = self.documents_R[np.argsort(words, kind="stable")]
-            starts_R1 = np.concatenate([[0], np.cumsum(self.store.lengths_N[order_R])])
-            # A batch touches at most a few neighbouring epochs; older ones would only fill memory.
-            while len(self._epochs) >= 4:
-                self._epochs.pop(next(iter(self._epochs)))
-            self._epochs[number] = _Epoch(order_R, starts_R1)
-        return self._epochs[number]
 
 
 def distinct_records(batch: Batch) -> list[tuple[int, bytes]]:

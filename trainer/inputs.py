@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainer.data import BatchPlan, TokenStore
 from trainer.errors import DataError
+from trainer.selection import read_selection
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,12 +32,24 @@ def open_store(run: RunSpec, directory: Path) -> TokenStore:
         The store.
 
     Raises:
-        DataError: altered tokens, another corpus version, or more token ids than the model has.
+        DataError: altered tokens, another corpus version, corpus root or tokenizer, or more token ids than the model
+            has.
     """
     store = TokenStore.open(directory / run.tokens, run.tokens_digest)
     if run.corpus_version not in ("none", store.corpus_version):
         raise DataError(
             f"tokens: expected corpus version {run.corpus_version}, got {store.corpus_version}"
+        )
+    if run.corpus_root != "none" and (got := store.corpus_root()) != run.corpus_root:
+        raise DataError(
+            f"tokens: the roots of the shards must add up to corpus root {run.corpus_root}, got {got}; "
+            "a shard is not the corpus's: write the token folder again"
+        )
+    tokenizers = run.versions["tokenizer"], store.tokenizer_digest
+    if "none" not in tokenizers and tokenizers[0] != tokenizers[1]:
+        raise DataError(
+            f"tokens: expected tokenizer {tokenizers[0]}, got {tokenizers[1]}; "
+            "token ids of another tokenizer mean other text"
         )
     if store.vocab_size > run.config.model.vocab_size:
         raise DataError(
@@ -83,19 +96,22 @@ def batch_plan(run: RunSpec, directory: Path) -> BatchPlan:
         directory: its folder.
 
     Returns:
-        The plan of the run's seed, batch, mixture and excluded records.
+        The plan of the run's seed, batch, mixture, excluded records and weights.
 
     Raises:
-        DataError: see `open_store`, `load_excluded` and `BatchPlan`.
+        DataError: see `open_store`, `load_excluded`, `read_selection` and `BatchPlan`.
     """
-    excluded = load_excluded(run, directory)
-    return BatchPlan(
-        open_store(run, directory), run.seed, run.config.batch, run.config.mixture, excluded
-    )
+    excluded, weights, config = load_excluded(run, directory), None, run.config
+    if run.selection is not None:
+        weights = read_selection(directory / run.selection.file, run.selection.digest)
+    store = open_store(run, directory)
+    return BatchPlan(store, run.seed, config.batch, config.mixture, excluded, weights)
 
 
 def initial_model(run: RunSpec, directory: Path) -> Transformer:
     """The model a run starts from: weights of its seed, or of the checkpoint `init` with root `init_root`.
+
+    If the run computes in float64, the same float32 numbers as float64.
 
     Args:
         run: the run.
@@ -110,9 +126,10 @@ def initial_model(run: RunSpec, directory: Path) -> Transformer:
     if run.init != "none":
         from trainer.checkpoint import load_model
 
-        return load_model(directory / run.init, run.config.model, run.init_root).train()
-    from trainer.model import Transformer, init_parameters
+        model = load_model(directory / run.init, run.config.model, run.init_root).train()
+    else:
+        from trainer.model import Transformer, init_parameters
 
-    model = Transformer(run.config.model)
-    init_parameters(model, run.seed)
-    return model
+        model = Transformer(run.config.model)
+        init_parameters(model, run.seed)
+    return model.double() if run.config.precision == "float64" else model

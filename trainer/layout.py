@@ -159,13 +159,17 @@ def _experts(layout: Layout, model: ModelSpec) -> Iterator[str]:
 
 
 def _rows(layout: Layout, batch: BatchSpec) -> Iterator[str]:
-    degree = layout.batch_degree
+    degree, names = layout.batch_degree, "dp_replicate * dp_shard"
+    numbers = f"{layout.dp_replicate} * {layout.dp_shard}"
+    if batch.accumulation > 1:
+        degree, names = degree * batch.accumulation, f"{names} * accumulation"
+        numbers = f"{numbers} * {batch.accumulation}"
     if batch.rows < degree:
-        yield f"batch.rows {batch.rows} is less than one row for each of dp_replicate * dp_shard = {degree}"
+        yield f"batch.rows {batch.rows} is less than one row for each of {names} = {degree}"
     if layout.pp > 1 and batch.rows % (degree * layout.microbatches):
         yield (
-            f"batch.rows {batch.rows} is not a multiple of dp_replicate * dp_shard * microbatches = "
-            f"{layout.dp_replicate} * {layout.dp_shard} * {layout.microbatches}"
+            f"batch.rows {batch.rows} is not a multiple of {names} * microbatches = "
+            f"{numbers} * {layout.microbatches}"
         )
 
 
@@ -202,7 +206,7 @@ def possible(
     for degrees in _factors(size, len(DEGREES)):
         one: dict[str, Any] = dict(zip(DEGREES, degrees, strict=True))
         shared = one["dp_shard"] * one["sp"]
-        share = batch.rows // (one["dp_replicate"] * one["dp_shard"])
+        share = batch.rows // (one["dp_replicate"] * one["dp_shard"] * batch.accumulation)
         parts = [m for m in range(1, share + 1) if share % m == 0] if one["pp"] > 1 else [1]
         experts = model.num_experts
         for ep in (e for e in range(1, (shared if experts else 1) + 1) if shared % e == 0):

@@ -15,7 +15,7 @@ Numbering: step s, counted from 1, trains on `batch(s - 1)` and leads to the sta
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from trainer.errors import (
     NumericalError,
     TrainerError,
 )
+from trainer.guard import SpikeGuard, append_event, restore_events
 from trainer.inputs import batch_plan, initial_model, open_store
 from trainer.journal import (
     EXIT_FILE,
@@ -47,11 +48,13 @@ from trainer.journal import (
 from trainer.manifest import check_run, manifest_of, verify
 from trainer.mesh import Mesh, init_mesh, launched_world
 from trainer.metrics import PROGRESS_FILE, ProgressWriter, read_lines
+from trainer.microbatch import take_batch
 from trainer.model import Transformer, num_parameters
 from trainer.objective import Accountable, LanguageModelling, Objective
-from trainer.optim import AdamW, build_optimizer, learning_rate
+from trainer.optim import Stateful, build_optimizer, learning_rate
 from trainer.partition import apply_layout, refuse_division
 from trainer.phases import failed_phase, write_phases
+from trainer.prefetch import Prefetcher
 from trainer.root import leaves_root, state_leaves, state_root
 from trainer.saver import Saver
 from trainer.spec import RunSpec, run_digest
@@ -108,37 +111,39 @@ def fit(
     start, config = perf_counter(), run.config
     layout = fitting_layout(run.layout, launched_world(), config.min_processes)
     mesh = init_mesh(layout, config.timeout_s)
-    lock = None
-    try:
-        with Watch(mesh, config.timeout_s) as watch:
-            lock = agreed(mesh, lambda: lock_folder(directory) if mesh.rank == 0 else None)
-            objective, model = agreed(mesh, lambda: _inputs(run, directory, mesh, objective))
-            if model_hook is not None:
-                model_hook(model)
-            size = num_parameters(model)  # a stage has fewer
-            model = apply_layout(model, mesh)
-            saver = Saver(directory, mesh, config.keep_last, mesh.side)
-            optimizer = build_optimizer(model, config.optim)
-            training = _Training(
-                run, directory, mesh, objective, model, optimizer, size, watch, saver
-            )
-            with training.blame():
-                training.recover()
-                training.partition_s = perf_counter() - start
-                with StopFlag() as stop, training.progress():
-                    return training.go(stop)
-    finally:
+    with ExitStack() as held:
+        held.callback(mesh.close)
+        watch = held.enter_context(Watch(mesh, config.timeout_s))
+        lock = agreed(mesh, lambda: lock_folder(directory) if mesh.rank == 0 else None)
         if lock is not None:
-            os.close(lock)
-        mesh.close()
+            held.callback(os.close, lock)
+        objective, model = agreed(mesh, lambda: _inputs(run, directory, mesh, objective, held))
+        if model_hook is not None:
+            model_hook(model)
+        size = num_parameters(model)  # a stage has fewer
+        model = apply_layout(model, mesh)
+        training = _Training(
+            run, directory, mesh, objective, model, size, watch,
+            saver=Saver(directory, mesh, config.keep_last, mesh.side),
+            optimizer=build_optimizer(model, config.optim, config.precision),
+            guard=SpikeGuard(config.guard, mesh) if config.guard else None,
+        )  # fmt: skip
+        with training.blame():
+            training.recover()
+            training.partition_s = perf_counter() - start
+            with StopFlag() as stop, training.progress():
+                return training.go(stop)
 
 
 def _inputs(
-    run: RunSpec, directory: Path, mesh: Mesh, objective: Objective | None
+    run: RunSpec, directory: Path, mesh: Mesh, objective: Objective | None, held: ExitStack
 ) -> tuple[Objective, Transformer]:
     """What the run trains, and on what; every digest recomputed."""
     if objective is None:
-        objective = LanguageModelling(batch_plan(run, directory), mesh.device, mesh)
+        plan = batch_plan(run, directory)
+        prefetcher = Prefetcher(plan, run.steps)
+        held.callback(prefetcher.close)
+        objective = LanguageModelling(plan, mesh.device, mesh, prefetcher)
     else:
         refuse_division(run.layout)
         open_store(run, directory)  # the run's tokens are checked whatever the objective reads
@@ -154,11 +159,12 @@ class _Training:
     mesh: Mesh
     objective: Objective
     model: Transformer
-    optimizer: AdamW
     num_parameters: int
     """Of the whole model."""
     watch: Watch
     saver: Saver
+    optimizer: Stateful
+    guard: SpikeGuard | None = None
     done: int = 0
     """Steps done."""
     root: str = ""
@@ -182,9 +188,11 @@ class _Training:
         return self.mesh.rank == 0
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and moments under their logical names."""
-        optim = {f"optim.{name}": tensor for name, tensor in self.optimizer.state().items()}
-        return checkpoint.model_state(self.model) | optim
+        """Weights, moments and the guard's window under their logical names."""
+        state = {f"optim.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        if self.guard:
+            state |= {f"guard.{name}": tensor for name, tensor in self.guard.state().items()}
+        return checkpoint.model_state(self.model) | state
 
     def recover(self) -> None:
         """Go on from the newest complete checkpoint of this run, if there is one."""
@@ -209,6 +217,7 @@ class _Training:
         self.timings = Timings(self.directory, self.mesh, self.done)
         if self.leads:
             restore_windows(self.directory, self.done, window)
+            restore_events(self.directory, self.done)
 
     def compare(self, tensors: dict[str, Tensor]) -> None:
         """See that replicas hold the same bits."""
@@ -262,8 +271,10 @@ class _Training:
         """One step; returns whether any process was told to stop."""
         assert self.timings is not None
         config, before = self.run.config, perf_counter()
-        batch = self.objective.batch(self.done, *self.mesh.batch_place)
-        counts_K = self.objective.counts(batch) * self.mesh.counts
+        batch, counts_K = take_batch(
+            self.objective, self.done, *self.mesh.batch_place, config.batch.accumulation
+        )
+        counts_K = counts_K * self.mesh.counts
         fetched = perf_counter()
         self.watch.meet()
         # The stop flag travels with the counts, so that all processes leave after the same step; so do the times
@@ -283,7 +294,11 @@ class _Training:
             totals,
             clip_norm=config.optim.clip_norm,
             mesh=self.mesh,
+            precision=config.precision,
+            accept=self.guard.accept if self.guard else None,
         )
+        if self.guard and not report.updated:
+            self._handle_spike(self.guard, report)
         if self.leads:
             self._note(report)
         self.done += 1
@@ -297,6 +312,22 @@ class _Training:
         if config.compare_every and self.done % config.compare_every == 0:
             self.compare(checkpoint.model_state(self.model))
         return told[0] > 0
+
+    def _handle_spike(self, guard: SpikeGuard, report: StepReport) -> None:
+        """Undo more than the update if the run says so, and write down what was done."""
+        found = None
+        if guard.spec.action == "rollback":
+            self.saver.wait()
+            self.mesh.barrier()
+            found = checkpoint.newest(self.directory)
+        if found is not None:
+            spikes = guard.num_spikes
+            checkpoint.load_into(found, self.state(), self.mesh)
+            guard.forget_undone(spikes)
+        if self.leads:
+            restored = found.name if found else "none"
+            line = guard.event(self.done + 1, report.loss, report.grad_norm, restored)
+            append_event(self.directory, line)
 
     def save(self, *, background: bool = False) -> None:
         """Checkpoint and close the window; in the background it is complete at the next save, or at the end."""
@@ -334,6 +365,7 @@ class _Training:
                 "checkpoint_root": self.root,
                 "run_digest": run_digest(self.run),
                 "tokens_digest": self.run.tokens_digest,
+                **({"spikes": self.guard.num_spikes} if self.guard else {}),
             },
         )
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.mesh import Mesh
+    from trainer.prefetch import Prefetcher
 
 
 @runtime_checkable
@@ -53,9 +54,23 @@ class Accountable(Protocol):
 class LanguageModelling:
     """Next-token cross entropy in nats: K = 1, n = positions with a label."""
 
-    def __init__(self, plan: BatchPlan, device: str = "cpu", mesh: Mesh | None = None) -> None:
-        """Batches of a plan, put on a device; on a mesh, of this process's positions and vocabulary."""
+    def __init__(
+        self,
+        plan: BatchPlan,
+        device: str = "cpu",
+        mesh: Mesh | None = None,
+        prefetcher: Prefetcher | None = None,
+    ) -> None:
+        """What to train on, and where.
+
+        Args:
+            plan: gives the global batch of a step.
+            device: receives this process's part.
+            mesh: the processes, whose layout may divide positions and vocabulary as well; None = one.
+            prefetcher: of the same plan; None = batches are made when they are asked for.
+        """
         self.plan, self.device, self.mesh = plan, device, mesh
+        self._source = prefetcher or plan
         self._last: tuple[int, Batch] | None = None
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -100,7 +115,7 @@ class LanguageModelling:
     def _global(self, step: int) -> Batch:
         # The loop asks twice per step, for the rows and for the records.
         if self._last is None or self._last[0] != step:
-            self._last = (step, self.plan.batch(step))
+            self._last = (step, self._source.batch(step))
         return self._last[1]
 
 
@@ -110,7 +125,9 @@ def label_count(labels_BT: Tensor) -> Tensor:
 
 
 def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """Sum over positions with a label of -log softmax(logits)[label], in nats."""
+    """Sum over positions with a label of -log softmax(logits)[label], in nats; at least in float32."""
+    if logits_BTV.dtype in (torch.bfloat16, torch.float16):
+        logits_BTV = logits_BTV.float()  # a sum of thousands of terms has no digit left in bfloat16
     return functional.cross_entropy(
         logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORE, reduction="sum"
     )

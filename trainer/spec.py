@@ -15,6 +15,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from provenance.canonical import jcs, parse_json, write_atomic
+from trainer.choices import (
+    PRECISIONS,
+    BatchSpec,
+    GuardSpec,
+    MixtureSpec,
+    OptimSpec,
+    Precision,
+    at_least,
+    hex_digest,
+    positive,
+)
 from trainer.codec import from_json, to_json
 from trainer.errors import SpecError
 from trainer.layout import Layout, demand
@@ -42,21 +53,6 @@ VERSION_ITEMS = (
     "code",
     "lock",
 )
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if value < least:
-        raise SpecError(f"{name}: expected at least {least}, got {value}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise SpecError(f"{name}: expected a positive number, got {value}")
-
-
-def _digest(name: str, value: str) -> None:
-    if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise SpecError(f"{name}: expected 64 lower-case hex digits (SHA-256), got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +92,8 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "dim", "num_heads", "num_kv_heads", "ffn_dim"):
-            _at_least(f"model.{name}", getattr(self, name), 1)
-        _at_least("model.vocab_size", self.vocab_size, 2)
+            at_least(f"model.{name}", getattr(self, name), 1)
+        at_least("model.vocab_size", self.vocab_size, 2)
         if self.dim % (2 * self.num_heads):
             raise SpecError(
                 f"model.dim: expected a multiple of 2 * num_heads = {2 * self.num_heads}, got {self.dim}",
@@ -106,8 +102,8 @@ class ModelSpec:
             raise SpecError(
                 f"model.num_kv_heads: expected a divisor of num_heads = {self.num_heads}, got {self.num_kv_heads}",
             )
-        _positive("model.rope_theta", self.rope_theta)
-        _positive("model.norm_eps", self.norm_eps)
+        positive("model.rope_theta", self.rope_theta)
+        positive("model.norm_eps", self.norm_eps)
         self._check_experts()
 
     def _check_experts(self) -> None:
@@ -118,10 +114,10 @@ class ModelSpec:
                         f"model.{name}: expected 0 without experts, got {value}; set num_experts"
                     )
             return
-        _at_least("model.num_experts", self.num_experts, 2)
-        _at_least("model.expert_dim", self.expert_dim, 1)
-        _at_least("model.shared_expert_dim", self.shared_expert_dim, 0)
-        _at_least("model.balance_rate", self.balance_rate, 0)
+        at_least("model.num_experts", self.num_experts, 2)
+        at_least("model.expert_dim", self.expert_dim, 1)
+        at_least("model.shared_expert_dim", self.shared_expert_dim, 0)
+        at_least("model.balance_rate", self.balance_rate, 0)
         if not 1 <= self.experts_per_token <= self.num_experts:
             raise SpecError(
                 f"model.experts_per_token: expected 1..num_experts = {self.num_experts}, "
@@ -130,74 +126,21 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OptimSpec:
-    """AdamW with linear warm-up and cosine decay."""
-
-    lr: float = 3e-3
-    """Peak step size."""
-    min_lr_ratio: float = 0.1
-    """lr at the last step / peak lr, in [0, 1]."""
-    warmup_steps: int = 20
-    """Steps of linear growth from lr / warmup_steps to lr."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of the first and second moment, each in [0, 1)."""
-    eps: float = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: float = 0.1
-    """Decoupled decay, on matrices only."""
-    clip_norm: float = 1.0
-    """Largest global gradient norm; 0 = never clip."""
-
-    def __post_init__(self) -> None:
-        _positive("optim.lr", self.lr)
-        _positive("optim.eps", self.eps)
-        _at_least("optim.warmup_steps", self.warmup_steps, 0)
-        _at_least("optim.weight_decay", self.weight_decay, 0)
-        _at_least("optim.clip_norm", self.clip_norm, 0)
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise SpecError(f"optim.min_lr_ratio: expected 0..1, got {self.min_lr_ratio}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise SpecError(f"optim.betas: expected two numbers in [0, 1), got {self.betas}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchSpec:
-    """The global batch of one step, whatever the number of processes."""
-
-    rows: int = 16
-    """Rows in a step, over all processes."""
-    length: int = 128
-    """Tokens in a row."""
-
-    def __post_init__(self) -> None:
-        _at_least("batch.rows", self.rows, 1)
-        _at_least("batch.length", self.length, 1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MixtureSpec:
-    """How often an owner's records stand in one epoch."""
-
-    repeats: dict[str, int] = field(default_factory=dict)
-    """owner -> times per epoch, >= 0 (0 leaves the owner out); an owner that is not named stands once."""
-
-    def __post_init__(self) -> None:
-        for owner, times in self.repeats.items():
-            _at_least(f"mixture.repeats.{owner}", times, 0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """The choices of a run; `extra` belongs to the entry function and may hold no floats."""
 
     model: ModelSpec = ModelSpec()
     """Shape of the model."""
-    optim: OptimSpec = OptimSpec()
+    optim: OptimSpec = field(default_factory=OptimSpec)
     """Optimiser and schedule."""
-    batch: BatchSpec = BatchSpec()
+    batch: BatchSpec = field(default_factory=BatchSpec)
     """Global batch."""
     mixture: MixtureSpec = field(default_factory=MixtureSpec)
     """Repeats per owner."""
+    precision: Precision = "float32"
+    """float32; bfloat16 (matrix products only, weights stay float32); float64."""
+    guard: GuardSpec | None = None
+    """What to do about a loss that jumps up, or None to train on; a loss that is not finite then ends the run."""
     checkpoint_every: int = 100
     """Steps between checkpoints; the last step always has one."""
     keep_last: int = 2
@@ -214,11 +157,15 @@ class RunConfig:
     """Settings of the entry function: strings, integers, booleans, lists, objects."""
 
     def __post_init__(self) -> None:
-        _at_least("config.checkpoint_every", self.checkpoint_every, 1)
-        _at_least("config.keep_last", self.keep_last, 1)
-        _at_least("config.compare_every", self.compare_every, 0)
-        _at_least("config.timeout_s", self.timeout_s, 1)
-        _at_least("config.min_processes", self.min_processes, 0)
+        at_least("config.checkpoint_every", self.checkpoint_every, 1)
+        at_least("config.keep_last", self.keep_last, 1)
+        at_least("config.compare_every", self.compare_every, 0)
+        at_least("config.timeout_s", self.timeout_s, 1)
+        at_least("config.min_processes", self.min_processes, 0)
+        if self.precision not in PRECISIONS:
+            raise SpecError(
+                f"config.precision: expected one of {', '.join(PRECISIONS)}, got {self.precision!r}"
+            )
         try:
             jcs(self.extra)  # a float would come back as a string: refused, not converted
         except ValueError as error:
@@ -235,7 +182,20 @@ class Excluded:
     """Hex SHA-256 of the file's bytes."""
 
     def __post_init__(self) -> None:
-        _digest("excluded.digest", self.digest)
+        hex_digest("excluded.digest", self.digest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """How often each record stands in an epoch, by its value or by any other rule."""
+
+    file: str
+    """Path of a file that `trainer.selection.write_selection` made; relative to the run's folder or absolute."""
+    digest: str
+    """Hex SHA-256 of the file's bytes."""
+
+    def __post_init__(self) -> None:
+        hex_digest("selection.digest", self.digest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,12 +218,16 @@ class RunSpec:
     """Order of the data and initial weights, 0 <= seed < 2**53."""
     corpus_version: str = "none"
     """Corpus version that the tokens must be of, or "none" to take any."""
+    corpus_root: str = "none"
+    """Hex Merkle root of all records, which the roots of the shards must add up to, or "none"."""
     tokens_digest: str
     """Hex SHA-256 of tokens.json."""
     tokens: str
     """Path of the token folder; relative to the run's folder or absolute."""
     excluded: Excluded | None = None
     """Records left out, or None."""
+    selection: Selection | None = None
+    """Weights of records, or None for all alike."""
     init_root: str = "none"
     """Logical root of the checkpoint to start from, or "none" for initial weights from the seed."""
     init: str = "none"
@@ -288,8 +252,10 @@ class RunSpec:
             raise SpecError(f"entry: expected module:function, got {self.entry!r}")
         if not 0 <= self.seed <= MAX_SEED:
             raise SpecError(f"seed: expected 0..2**53-1, got {self.seed}")
-        _at_least("steps", self.steps, 0)
-        _digest("tokens_digest", self.tokens_digest)
+        at_least("steps", self.steps, 0)
+        hex_digest("tokens_digest", self.tokens_digest)
+        if self.corpus_root != "none":
+            hex_digest("corpus_root", self.corpus_root)
         self._check_init()
         self._check_versions()
         demand(self.layout, self.config.model, self.config.batch)
@@ -300,7 +266,7 @@ class RunSpec:
                 "init and init_root: give both (a checkpoint and the root it must have) or 'none' for both",
             )
         if self.init_root != "none":
-            _digest("init_root", self.init_root)
+            hex_digest("init_root", self.init_root)
 
     def _check_versions(self) -> None:
         missing = sorted(set(VERSION_ITEMS) - set(self.versions))

@@ -14,24 +14,16 @@ import torch
 
 from trainer.experts import balance_loads, reset_loads
 from trainer.mesh import Mesh
+from trainer.microbatch import forward_backward
 from trainer.partition import check_finite, reduce_gradients
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
+    from trainer.choices import Precision
     from trainer.objective import Objective
-
-
-def forward_backward(
-    model: nn.Module, objective: Objective, batch: Any, totals_K: Tensor
-) -> Tensor:
-    """Add the gradients of this process's share of the loss to the parameters; returns the share."""
-    pipelined = getattr(model, "forward_backward", None)
-    if pipelined is not None:  # its schedule runs the backward passes too
-        return pipelined(objective, batch, totals_K)
-    loss = objective.loss(model, batch, totals_K)
-    torch.autograd.backward(loss)
-    return loss.detach()
 
 
 class Optimizer(Protocol):
@@ -60,9 +52,11 @@ class StepReport:
     """Summing gradients and loss; with fsdp only the norm, the rest overlaps with `local_s`."""
     update_s: float
     """Clipping, optimiser, and balancing of experts."""
+    updated: bool = True
+    """False if `accept` refused the update; weights and moments are then as before."""
 
 
-def train_step(
+def train_step(  # noqa: PLR0913 - each keyword is one choice of a run, with a default
     model: nn.Module,
     optimizer: Optimizer,
     objective: Objective,
@@ -71,6 +65,8 @@ def train_step(
     *,
     clip_norm: float = 0.0,
     mesh: Mesh | None = None,
+    precision: Precision = "float32",
+    accept: Callable[[float, float], bool] | None = None,
 ) -> StepReport:
     """One update of the model.
 
@@ -78,10 +74,13 @@ def train_step(
         model: the model, its layout applied; set its learning rate (`optimizer.lr`) before.
         optimizer: the optimiser of its parameters.
         objective: the loss.
-        batch: this process's part, from `objective.batch`.
+        batch: this process's part, from `objective.batch` or in pieces from `trainer.microbatch.take_batch`.
         totals_K: `objective.counts` summed over all processes.
         clip_norm: largest gradient norm; 0 = no clipping.
         mesh: the processes; None = one.
+        precision: of the forward pass; float64 needs float64 weights.
+        accept: called with global loss and norm, which may not be finite; False leaves the update out, on every
+            process alike. None = a number that is not finite is an error.
 
     Returns:
         Loss, norm, tokens and seconds per phase.
@@ -93,20 +92,19 @@ def train_step(
     optimizer.zero_grad()
     reset_loads(model)
     # A term without positions anywhere contributes 0 / 1, not 0 / 0.
-    loss = forward_backward(model, objective, batch, torch.where(totals_K > 0, totals_K, 1.0))
+    totals_or_one_K = torch.where(totals_K > 0, totals_K, 1.0)
+    loss = forward_backward(model, objective, batch, totals_or_one_K, precision)
     computed = perf_counter()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total, norm = reduce_gradients(trained, loss, mesh or Mesh())
-    check_finite(total, norm, "training step")
+    if accept is None:
+        check_finite(total, norm, "training step")
     communicated = perf_counter()
     loss_value, norm_value = total.item(), norm.item()
-    if clip_norm and norm_value > clip_norm:
-        factor = clip_norm / (norm_value + 1e-6)
-        for parameter in trained:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-    optimizer.step()
-    balance_loads(model, (mesh or Mesh()).sum_stage)
+    updated = accept is None or accept(loss_value, norm_value)
+    if updated:
+        _update(optimizer, trained, norm_value, clip_norm)
+        balance_loads(model, (mesh or Mesh()).sum_stage)
     return StepReport(
         loss_value,
         norm_value,
@@ -114,4 +112,17 @@ def train_step(
         computed - start,
         communicated - computed,
         perf_counter() - communicated,
+        updated,
     )
+
+
+def _update(
+    optimizer: Optimizer, trained: list[nn.Parameter], norm_value: float, clip_norm: float
+) -> None:
+    """Clip, and let the optimiser move the weights."""
+    if clip_norm and norm_value > clip_norm:
+        factor = clip_norm / (norm_value + 1e-6)
+        for parameter in trained:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+    optimizer.step()

@@ -163,9 +163,11 @@ def credited_steps(
 
     Raises:
         NumericalError: loss or gradient is not finite.
-        GradientError: the target predicts no token, or the model has a part without formula.
+        GradientError: the target predicts no token, the model has a part without formula, or the optimiser is not adamw.
     """
     optimizer, capture = build_optimizer(model, optim), Capture(model)
+    if not isinstance(optimizer, AdamW):
+        raise GradientError(f"optim.name: the credits are those of adamw, got {optim.name!r}")
     objective = LanguageModelling(plan)
     aim = aggregate_gradient(model, target)
     for step in range(steps):
@@ -377,7 +379,7 @@ class _Ledger:
 
     def __init__(self, plan: BatchPlan) -> None:
         self.store = plan.store
-        self.planned_N = np.unique(plan.documents_R)
+        self.planned_N = plan.order.index_N.astype(np.int64)
         self.columns = {
             name: np.zeros(plan.store.size)
             for name in ("credit", "credit_rescaled", "credit_sgd", "steps", "tokens")

@@ -14,12 +14,14 @@ from trainer.spec import (
     VERSION_ITEMS,
     BatchSpec,
     Excluded,
+    GuardSpec,
     Layout,
     MixtureSpec,
     ModelSpec,
     OptimSpec,
     RunConfig,
     RunSpec,
+    Selection,
     load_run,
     no_versions,
     run_bytes,
@@ -36,7 +38,7 @@ def _json():
 
 def test_golden_digest():
     """The identity of a default run is pinned: a change of it changes what every run.json means."""
-    assert run_digest(RUN) == "10aafbb3559e2eddfe9408c13e4aac893a338cb544980d6e7747790e92c32fe6"
+    assert run_digest(RUN) == "4dbb09d1b2e3b157b2c36685627eb832354802b6a7755496e353d976828639f7"
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path):
@@ -45,6 +47,8 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
         tmp_path,
         kind="gold",
         excluded=Excluded(file="forgotten.txt", digest="1" * 64),
+        selection=Selection(file="weights.jsonl", digest="3" * 64),
+        corpus_root="4" * 64,
         init="../other/step-5",
         init_root="2" * 64,
         extra={"temperature": "0.5", "list": [1, True, "x"], "deep": {"a": []}},
@@ -99,6 +103,19 @@ def test_each_version_item_is_demanded(item):
         ("config.optim.lr", "fast", "decimal string"),
         ("config.optim.lr", "inf", "finite"),
         ("config.optim.betas", ["0.9"], "list of 2"),
+        ("config.optim.name", "sgd", "expected one of"),
+        ("config.optim.schedule", "linear", "expected one of"),
+        ("config.optim.decay_share", "1.5", "decay_share"),
+        ("config.optim.momentum", "1.0", "momentum"),
+        ("config.batch.accumulation", 0, "accumulation"),
+        ("config.batch.accumulation", 17, "process and micro-batch"),
+        ("config.precision", "float16", "expected one of"),
+        ("config.guard", {"window": 3}, "guard.window"),
+        ("config.guard", {"action": "pray"}, "expected one of"),
+        ("config.guard", {"threshold": "0.0"}, "guard.threshold"),
+        ("config.guard", {"limit": 0}, "guard.limit"),
+        ("selection", {"file": "w", "digest": "x"}, "selection.digest"),
+        ("corpus_root", "abc", "64 lower-case hex"),
         ("config.model.num_layers", True, "expected int"),
         ("config.model.num_layers", "4", "expected int"),
         ("config.model.num_kv_heads", 3, "divisor of num_heads"),
@@ -189,6 +206,8 @@ def test_every_field_of_a_specification_is_documented():
         Layout,
         RunConfig,
         Excluded,
+        GuardSpec,
+        Selection,
         RunSpec,
     ):
         source = inspect.getsource(kind)

@@ -136,6 +136,30 @@ def test_the_schedule_at_its_corners():
     assert learning_rate(0, OptimSpec(lr=2.0, warmup_steps=0), 1) == 2.0
 
 
+def test_wsd_is_flat_and_then_falls_as_one_minus_a_root():
+    """Closed form: linear warm-up, lr until the last D steps, r + (1-r)(1 - sqrt(k/D)) in them, r at the last step."""
+    spec = OptimSpec(lr=2.0, min_lr_ratio=0.1, warmup_steps=4, schedule="wsd", decay_share=0.25)
+    rates = [learning_rate(step, spec, 64) for step in range(64)]
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert rates[4:48] == [2.0] * 44
+    for k in range(1, 17):
+        assert rates[47 + k] == pytest.approx(2 * (0.1 + 0.9 * (1 - math.sqrt(k / 16))), rel=1e-15)
+    assert rates[-1] == pytest.approx(0.2)
+    assert learning_rate(999, spec, 64) == pytest.approx(0.2)
+    never = OptimSpec(lr=2.0, warmup_steps=0, schedule="wsd", decay_share=0.0)
+    assert {learning_rate(step, never, 8) for step in range(8)} == {2.0}
+
+
+def test_the_stable_part_of_wsd_knows_no_length():
+    """Why it is there: runs of 100 and 1,000 steps have the same rates until the shorter one decays; cosine hasn't."""
+    for schedule, same in (("wsd", True), ("cosine", False)):
+        spec = OptimSpec(schedule=schedule, warmup_steps=10, decay_share=0.2)
+        short, long = (
+            [learning_rate(step, spec, steps) for step in range(80)] for steps in (100, 1000)
+        )
+        assert (short == long) is same
+
+
 def test_one_batch_can_be_learned_by_heart(plan):
     """The loss of a repeated batch falls below a tenth of its start: gradients reach every part."""
     objective, model = LanguageModelling(plan), _model()

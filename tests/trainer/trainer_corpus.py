@@ -63,6 +63,9 @@ def make_run(home: Path, name="r", *, steps=10, layout=None, every=5, extra=None
         optim=fields.pop("optim", OptimSpec(lr=1e-2, warmup_steps=3)),
         batch=fields.pop("batch", BatchSpec(rows=6, length=32)),
         checkpoint_every=every,
+        keep_last=fields.pop("keep", 2),
+        precision=fields.pop("precision", "float32"),
+        guard=fields.pop("guard", None),
         extra=extra or {},
     )
     return RunSpec(
