@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         verify_chainpoint_v2,
     )
     from provenance.commitment import commit, commit_digest, leaf_data, tombstone_leaf
+    from provenance.compact import CompactRange
     from provenance.errors import (
         FormatError,
         LedgerError,
@@ -90,6 +91,7 @@ _NAMES_OF = {
     "chainpoint": "ChainpointTree chainpoint_leaf chainpoint_tree to_chainpoint_v2"
     " verify_chainpoint_v2",
     "commitment": "commit commit_digest leaf_data tombstone_leaf",
+    "compact": "CompactRange",
     "errors": "FormatError LedgerError ProofShapeError ProvenanceError RootMismatchError SealError"
     " SignatureError VerificationError",
     "hashing": "leaf_hash node_hash sha256",
@@ -113,6 +115,7 @@ __all__ = [
     "CANONICALISATION",
     "ChainpointTree",
     "Checkpoint",
+    "CompactRange",
     "CorpusState",
     "FormatError",
     "IssuedReceipt",
