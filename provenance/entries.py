@@ -105,10 +105,28 @@ def _read_body(bodies: Path, digest: str, size: int) -> Any:
     return parse_json(body)
 
 
-def _check_time(time: str) -> None:
+def check_clock(before: str, now: str) -> None:
+    """Refuse a time that lies before the last entry's.
+
+    Args:
+        before: time of the last entry, ISO 8601 in UTC.
+        now: time of the next one.
+
+    Raises:
+        FormatError: a time is not in the allowed form.
+        LedgerError: the clock runs backwards.
+    """
+    if _check_time(now) < _check_time(before):
+        raise LedgerError(
+            f"the clock runs backwards: expected a time from {before} on, got {now}; set the clock"
+        )
+
+
+def _check_time(time: str) -> datetime:
     try:
-        offset = datetime.fromisoformat(time).utcoffset()
+        moment = datetime.fromisoformat(time)
     except ValueError:
-        offset = None
-    if offset != timedelta(0):
+        moment = None
+    if moment is None or moment.utcoffset() != timedelta(0):
         raise FormatError(f"time is ISO 8601 in UTC (2025-01-31T12:00:00Z), got {time[:40]!r}")
+    return moment
