@@ -2,8 +2,9 @@
 
 The layers, each readable alone and importing only those to its right::
 
-    receipts -> ledger -> entries -> signing, merkle, sparse, sumtree, chainpoint
-             -> proofs, commitment, sealing -> canonical, hashing -> errors
+    receipts, tiles, witness -> ledger -> journal -> entries, keylist, locking
+             -> signing, merkle, sparse, sumtree, chainpoint, versions
+             -> proofs, compact, commitment, sealing -> canonical, hashing -> errors
 
 ``provenance.verify`` imports none of them: it is the file an owner can copy out and run alone.
 Names are loaded on first use, so ``import provenance`` costs nothing.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from provenance.compact import CompactRange
     from provenance.errors import (
         FormatError,
+        HistoryError,
         LedgerError,
         ProofShapeError,
         ProvenanceError,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from provenance.hashing import leaf_hash, node_hash, sha256
+    from provenance.keylist import KeyList, open_key_list, root_name, sign_key_list
     from provenance.ledger import Ledger
     from provenance.merkle import MerkleTree, root_of
     from provenance.proofs import (
@@ -83,7 +86,10 @@ if TYPE_CHECKING:
     )
     from provenance.sparse import SparseProof, SparseTree, verify_absence, verify_presence
     from provenance.sumtree import SumTree, verify_sum
+    from provenance.tiles import publish, read_tiles, split_bundle, tile_path
     from provenance.verify import VerifyError, verify_receipt, verify_text
+    from provenance.versions import Versions
+    from provenance.witness import Witness, cosign, verify_cosignature
 
 _NAMES_OF = {
     "canonical": "CANONICALISATION canonical_bytes fingerprint jcs keyed parse_json record_id"
@@ -92,9 +98,10 @@ _NAMES_OF = {
     " verify_chainpoint_v2",
     "commitment": "commit commit_digest leaf_data tombstone_leaf",
     "compact": "CompactRange",
-    "errors": "FormatError LedgerError ProofShapeError ProvenanceError RootMismatchError SealError"
+    "errors": "FormatError HistoryError LedgerError ProofShapeError ProvenanceError RootMismatchError SealError"
     " SignatureError VerificationError",
     "hashing": "leaf_hash node_hash sha256",
+    "keylist": "KeyList open_key_list root_name sign_key_list",
     "ledger": "Ledger",
     "merkle": "MerkleTree root_of",
     "proofs": "verify_consistency verify_inclusion verify_subtree_consistency"
@@ -107,7 +114,10 @@ _NAMES_OF = {
     " sign_note verify_note vkey",
     "sparse": "SparseProof SparseTree verify_absence verify_presence",
     "sumtree": "SumTree verify_sum",
+    "tiles": "publish read_tiles split_bundle tile_path",
     "verify": "VerifyError verify_receipt verify_text",
+    "versions": "Versions",
+    "witness": "Witness cosign verify_cosignature",
 }
 _HOME_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
@@ -118,7 +128,9 @@ __all__ = [
     "CompactRange",
     "CorpusState",
     "FormatError",
+    "HistoryError",
     "IssuedReceipt",
+    "KeyList",
     "Ledger",
     "LedgerError",
     "MerkleTree",
@@ -136,6 +148,8 @@ __all__ = [
     "TlogProof",
     "VerificationError",
     "VerifyError",
+    "Versions",
+    "Witness",
     "absence_proof",
     "build_receipt",
     "canonical_bytes",
@@ -144,6 +158,7 @@ __all__ = [
     "checkpoint_text",
     "commit",
     "commit_digest",
+    "cosign",
     "fingerprint",
     "issue_receipts",
     "jcs",
@@ -153,18 +168,25 @@ __all__ = [
     "ledger_entry_proof",
     "node_hash",
     "open_checkpoint",
+    "open_key_list",
     "parse_checkpoint",
     "parse_json",
     "parse_tlog_proof",
     "parse_vkey",
     "prices_body",
+    "publish",
+    "read_tiles",
     "receipt_digest",
     "record_id",
+    "root_name",
     "root_of",
     "seal",
     "sha256",
+    "sign_key_list",
     "sign_note",
+    "split_bundle",
     "sum_path_of",
+    "tile_path",
     "tlog_proof",
     "to_chainpoint_v2",
     "tombstone_leaf",
@@ -172,6 +194,7 @@ __all__ = [
     "verify_absence",
     "verify_chainpoint_v2",
     "verify_consistency",
+    "verify_cosignature",
     "verify_inclusion",
     "verify_note",
     "verify_presence",

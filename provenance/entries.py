@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from provenance.canonical import jcs, parse_json
 from provenance.errors import FormatError, LedgerError
 from provenance.hashing import sha256
+from provenance.versions import check_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,8 @@ def encode_entry(kind: str, body: Mapping[str, Any], time: str) -> tuple[bytes, 
         The JCS line without newline, and the JCS body above :data:`MAX_INLINE_BODY` bytes or None.
 
     Raises:
-        FormatError: kind, body or time is not in the allowed form.
+        FormatError: kind, body or time is not in the allowed form, or the entry is about a run, a
+            valuation or an audit and its ``versions`` are incomplete.
     """
     if not _KIND.fullmatch(kind):
         raise FormatError(
@@ -59,6 +61,7 @@ def encode_entry(kind: str, body: Mapping[str, Any], time: str) -> tuple[bytes, 
     _check_time(time)
     if not isinstance(body, dict):
         raise FormatError(f"the body of an entry is an object, got {type(body).__name__}")
+    check_versions(kind, body)
     entry: dict[str, Any] = {"format": ENTRY_FORMAT, "kind": kind, "time": time}
     encoded = jcs(body)
     if len(encoded) > MAX_INLINE_BODY:

@@ -26,15 +26,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from provenance.canonical import jcs, parse_json, sync_folder, write_atomic
+from provenance.compact import CompactRange
+from provenance.entries import decode_entry
 from provenance.errors import FormatError, LedgerError, VerificationError
 from provenance.hashing import leaf_hash, sha256
-from provenance.signing import Checkpoint, note_text, parse_checkpoint
+from provenance.signing import Checkpoint, note_text, open_checkpoint, parse_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from provenance.compact import CompactRange
+    from provenance.keylist import KeyList
 
 _MARK: Final = b'{"checkpoint":'
 
@@ -163,22 +165,142 @@ def damage(tail: Tail, known: int, published: Checkpoint | None) -> LedgerError 
     return None
 
 
-def read_copy(note: bytes) -> Checkpoint:
-    """What the file ``checkpoint`` says, its signature not checked.
+def check_tail(
+    published: tuple[bytes, Checkpoint] | None, notes: Sequence[set[bytes]], size: int, tail: Tail
+) -> None:
+    """Refuse a file that does not hold what was signed.
 
     Args:
-        note: content of the file.
-
-    Returns:
-        Origin, size and root.
+        published: from :func:`read_copy`, read before the entries.
+        notes: sets of digests, together of all checkpoints in the file.
+        size: number of entries that the last of them covers.
+        tail: what stands behind it.
 
     Raises:
-        LedgerError: it is no checkpoint.
+        LedgerError: damaged, truncated, or not the file that the copy of the checkpoint belongs to.
+    """
+    if (error := damage(tail, size, published and published[1])) is not None:
+        raise error
+    if not any(notes):
+        raise LedgerError("entries.jsonl holds no whole checkpoint: restore it from a backup")
+    known = published and any(sha256(published[0]) in digests for digests in notes)
+    if published and published[1].size <= size and not known:
+        raise LedgerError(
+            "the checkpoint is damaged: it is none of those in entries.jsonl; restore it from a backup"
+        )
+
+
+def verify_folder(folder: Path, origin: str, trusted: str | KeyList) -> Checkpoint:
+    """Check a ledger folder anew: every signature, every line, every body, every root.
+
+    Args:
+        folder: the ledger folder.
+        origin: name of the log.
+        trusted: the verifier key, or the key list of a trusted root key.
+
+    Returns:
+        The newest checkpoint.
+
+    Raises:
+        VerificationError: a signature does not hold.
+        LedgerError: a file is missing, truncated or changed, or a root does not hold.
+        FormatError: an entry is not canonical.
+    """
+    published = read_copy(folder, origin)
+    data = read_from(folder, 0)
+    commits, covered, tail = read_commits(data, 0, CompactRange())
+    for commit in commits:
+        size = commit.checkpoint.size
+        known = trusted if isinstance(trusted, str) else trusted.vkey_at(size)
+        check_origin(open_checkpoint(commit.note, known), origin)
+    check_tail(published, [{sha256(commit.note) for commit in commits}], covered.end, tail)
+    for index, line in enumerate(entry_lines(data[: tail.offset])):
+        if jcs(parse_json(line)) != line:
+            raise FormatError(f"entry {index} is not canonical JSON")
+        decode_entry(line, folder / "bodies")
+    return commits[-1].checkpoint
+
+
+def check_origin(checkpoint: Checkpoint, origin: str) -> None:
+    """Refuse a checkpoint of another log.
+
+    Args:
+        checkpoint: what was signed.
+        origin: name of the log.
+
+    Raises:
+        LedgerError: it is another log's.
+    """
+    if checkpoint.origin != origin:
+        raise LedgerError(f"expected the log {origin}, got {checkpoint.origin}")
+
+
+def read_note(folder: Path) -> bytes:
+    """The copy of the newest checkpoint.
+
+    Args:
+        folder: the ledger folder.
+
+    Returns:
+        The note; empty after a power cut.
+
+    Raises:
+        LedgerError: there is none.
     """
     try:
-        return parse_checkpoint(note_text(note))
+        return (folder / "checkpoint").read_bytes()
+    except FileNotFoundError:
+        message = f"no ledger in {folder.name}: open it with a signing key to create one"
+        raise LedgerError(message) from None
+
+
+def read_copy(folder: Path, origin: str) -> tuple[bytes, Checkpoint] | None:
+    """The copy of the newest checkpoint and what it says, its signature not checked.
+
+    Read it *before* the entries: a writer may go on meanwhile, and then the entries hold more than
+    the copy says, never less.
+
+    Args:
+        folder: the ledger folder.
+        origin: name of the log.
+
+    Returns:
+        Note and content; None where a power cut left it empty.
+
+    Raises:
+        LedgerError: it is missing, no checkpoint, or another log's.
+    """
+    note = read_note(folder)
+    if not note:
+        return None
+    try:
+        checkpoint = parse_checkpoint(note_text(note))
     except (VerificationError, FormatError) as error:
         raise LedgerError(f"the checkpoint is damaged: {error}") from error
+    check_origin(checkpoint, origin)
+    return note, checkpoint
+
+
+def read_from(folder: Path, offset: int) -> bytes:
+    """The journal from an offset on.
+
+    Args:
+        folder: the ledger folder.
+        offset: 0 <= offset.
+
+    Returns:
+        The bytes to the end of the file.
+
+    Raises:
+        LedgerError: the file is missing.
+    """
+    try:
+        with (folder / "entries.jsonl").open("rb") as file:
+            file.seek(offset)
+            return file.read()
+    except FileNotFoundError:
+        message = "entries.jsonl is missing beside a checkpoint: restore it from a backup"
+        raise LedgerError(message) from None
 
 
 def set_aside(folder: Path, offset: int) -> str:
@@ -191,10 +313,7 @@ def set_aside(folder: Path, offset: int) -> str:
     Returns:
         The name in ``torn/``.
     """
-    path = folder / "entries.jsonl"
-    with path.open("rb") as file:
-        file.seek(offset)
-        tail = file.read()
+    path, tail = folder / "entries.jsonl", read_from(folder, offset)
     name = f"{offset}-{sha256(tail).hex()[:16]}"
     (folder / "torn").mkdir(exist_ok=True)
     write_atomic(folder / "torn" / name, tail)

@@ -31,10 +31,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from provenance import journal
-from provenance.canonical import jcs, parse_json, write_atomic
+from provenance.canonical import parse_json, write_atomic
 from provenance.compact import CompactRange
 from provenance.entries import check_clock, decode_entry, encode_entry
-from provenance.errors import FormatError, LedgerError
+from provenance.errors import LedgerError
 from provenance.hashing import leaf_hash, sha256
 from provenance.locking import writers_lock
 from provenance.merkle import MerkleTree, root_of
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from provenance.journal import Tail
     from provenance.keylist import KeyList
 
 
@@ -267,6 +266,17 @@ class Ledger:
         """
         return self._tree.inclusion_path(index)
 
+    def tree_level(self, level: int) -> bytes:
+        """The hashes of the perfect subtrees of ``2^level`` entries: what tiles are made of.
+
+        Args:
+            level: 0 <= level.
+
+        Returns:
+            32 bytes each, in order; empty above the top.
+        """
+        return self._tree.level(level)
+
     def consistency_path(self, old_size: int) -> list[bytes]:
         """The proof that the current checkpoint extends an earlier one.
 
@@ -295,19 +305,7 @@ class Ledger:
             LedgerError: a file is missing, truncated or changed, or a root does not hold.
             FormatError: an entry is not canonical.
         """
-        published = self._published()  # before the entries: a writer may go on meanwhile
-        data = self._read_from(0)
-        commits, covered, tail = journal.read_commits(data, 0, CompactRange())
-        for commit in commits:
-            size = commit.checkpoint.size
-            known = trusted if isinstance(trusted, str) else trusted.vkey_at(size)
-            self._check_origin(open_checkpoint(commit.note, known))
-        self._check_tail(published, {sha256(commit.note) for commit in commits}, covered.end, tail)
-        for index, line in enumerate(journal.entry_lines(data[: tail.offset])):
-            if jcs(parse_json(line)) != line:
-                raise FormatError(f"entry {index} is not canonical JSON")
-            self._resolve(line)
-        return commits[-1].checkpoint
+        return journal.verify_folder(self.folder, self.origin, trusted)
 
     def _create(self) -> None:
         """Sign the empty log in an empty folder; from then on an empty file is visible damage."""
@@ -327,8 +325,8 @@ class Ledger:
 
     def _refresh(self) -> None:
         """Take over what signed checkpoints on disk cover beyond what is known."""
-        published = self._published()  # before the entries: a writer may go on meanwhile
-        data = self._read_from(self._offset - len(self._mark))
+        published = journal.read_copy(self.folder, self.origin)
+        data = journal.read_from(self.folder, self._offset - len(self._mark))
         if not data.startswith(self._mark):
             if published is not None and published[1].size < self.size:
                 raise LedgerError(
@@ -341,10 +339,10 @@ class Ledger:
         commits, covered, tail = journal.read_commits(
             data[len(self._mark) :], self._offset, self._covered
         )
-        notes = self._notes | {sha256(commit.note) for commit in commits}
-        self._check_tail(published, notes, covered.end, tail)
+        new = {sha256(commit.note) for commit in commits}
+        journal.check_tail(published, (self._notes, new), covered.end, tail)
         if commits:
-            self._check_origin(commits[-1].checkpoint)
+            journal.check_origin(commits[-1].checkpoint, self.origin)
             self._check_signature(commits[-1].note, covered.end)
         # From here on nothing can be refused, so that a refused state leaves this object as it was.
         for commit in commits:
@@ -396,7 +394,7 @@ class Ledger:
         for folder in (self.folder, self.folder / "bodies"):
             for path in folder.glob(".*.tmp"):
                 path.unlink()
-        if self._read_note() != self._note:
+        if journal.read_note(self.folder) != self._note:
             write_atomic(self.folder / "checkpoint", self._note)
 
     def _set_tail_aside(self) -> None:
@@ -412,56 +410,14 @@ class Ledger:
             )
         return sign_note(checkpoint_text(self.origin, size, root), self.origin, self._key)
 
-    def _check_origin(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.origin != self.origin:
-            raise LedgerError(f"expected the log {self.origin}, got {checkpoint.origin}")
-
     def _check_signature(self, note: bytes, size: int) -> None:
         if self._keys is not None:
             open_checkpoint(note, self._keys.vkey_at(size))
         elif self._key is not None:
             open_checkpoint(note, self.vkey)
 
-    def _published(self) -> tuple[bytes, Checkpoint] | None:
-        """The copy of the checkpoint and what it says; None where a power cut left it empty."""
-        note = self._read_note()
-        if not note:
-            return None
-        checkpoint = journal.read_copy(note)
-        self._check_origin(checkpoint)
-        return note, checkpoint
-
-    def _check_tail(
-        self, published: tuple[bytes, Checkpoint] | None, notes: set[bytes], size: int, tail: Tail
-    ) -> None:
-        """Refuse a file that does not hold what was signed; ``notes`` are digests of its checkpoints."""
-        if (error := journal.damage(tail, size, published and published[1])) is not None:
-            raise error
-        if not notes:
-            raise LedgerError("entries.jsonl holds no whole checkpoint: restore it from a backup")
-        if published and published[1].size <= size and sha256(published[0]) not in notes:
-            raise LedgerError(
-                "the checkpoint is damaged: it is none of those in entries.jsonl; restore it from a backup"
-            )
-
-    def _read_note(self) -> bytes:
-        try:
-            return (self.folder / "checkpoint").read_bytes()
-        except FileNotFoundError:
-            message = f"no ledger in {self.folder.name}: open it with a signing key to create one"
-            raise LedgerError(message) from None
-
-    def _read_from(self, offset: int) -> bytes:
-        try:
-            with (self.folder / "entries.jsonl").open("rb") as file:
-                file.seek(offset)
-                return file.read()
-        except FileNotFoundError:
-            message = "entries.jsonl is missing beside a checkpoint: restore it from a backup"
-            raise LedgerError(message) from None
-
     def _lines(self) -> list[bytes]:
-        lines = journal.entry_lines(self._read_from(0)[: self._offset])
+        lines = journal.entry_lines(journal.read_from(self.folder, 0)[: self._offset])
         if len(lines) != self.size or root_of(map(leaf_hash, lines)) != self.root:
             raise LedgerError("entries.jsonl was changed on disk after the ledger was opened")
         return lines

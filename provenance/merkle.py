@@ -147,6 +147,17 @@ class MerkleTree:
         twin._levels = [bytearray(level) for level in self._levels]
         return twin
 
+    def level(self, level: int) -> bytes:
+        """The hashes of all perfect subtrees of ``2^level`` leaves.
+
+        Args:
+            level: 0 <= level; 0 are the leaf hashes.
+
+        Returns:
+            32 bytes each, in order; empty above the top.
+        """
+        return bytes(self._levels[level]) if 0 <= level < len(self._levels) else b""
+
     def leaf(self, index: int) -> bytes:
         """The leaf hash at an index.
 

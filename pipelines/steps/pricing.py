@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from pipelines.runs import digest_of
+from pipelines.runs import digest_of, versions_of
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import parquet, records, token_store
 from provenance import write_atomic
@@ -64,6 +64,7 @@ def value_table(
             "rows": len(frame),
             "plan": plan["digest"],
             "corpus_version": corpus["version"],
+            "versions": versions_of(site.home.runs / owner_values["run"]),
         },
     )
     write_atomic(site.home.table("values"), data)

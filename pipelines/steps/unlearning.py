@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.requests import Request, RequestError, advance, matching, pending
-from pipelines.runs import Job, digest_of, prepare_on, relative, started
+from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
@@ -242,6 +242,8 @@ def robustness_audit(
         "run": directory.name,
         "plan": plan_digest,
         "audit": sha256((directory / "audit.json").read_bytes()).hexdigest(),
+        "verdict": audit["verdict"],
+        "versions": versions_of(directory),
     }
     return body["audit"], {
         "files": [f"runs/{directory.name}/{name}" for name in ("audit.json", "rows.parquet", "plan.json")], "run": directory.name,

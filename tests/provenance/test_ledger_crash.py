@@ -110,7 +110,7 @@ def test_damage_before_a_later_checkpoint_is_refused_not_set_aside(tmp_path):
     for copy in (ledger.checkpoint, old, b""):
         (tmp_path / "checkpoint").write_bytes(copy)
         for key in (None, KEY):
-            with pytest.raises(LedgerError, match="signed root|was changed behind entry 1"):
+            with pytest.raises(LedgerError, match=r"signed root|was changed behind entry 1"):
                 Ledger.open(tmp_path, ORIGIN, key)
     assert path.read_bytes() != whole
     assert not (tmp_path / "torn").exists()
