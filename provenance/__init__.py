@@ -6,7 +6,7 @@ The layers, each readable alone and importing only those to its right::
              -> signing, merkle, sparse, sumtree, chainpoint, versions
              -> proofs, compact, commitment, sealing -> canonical, hashing -> errors
 
-``provenance.verify`` imports none of them: it is the file an owner can copy out and run alone.
+``provenance.verify_standalone`` imports none of them: it is the file an owner can copy out and run alone.
 Names are loaded on first use, so ``import provenance`` costs nothing.
 """
 
@@ -71,12 +71,16 @@ if TYPE_CHECKING:
         receipt_digest,
         sum_path_of,
         tlog_proof,
+        value_leaf,
+        value_proof,
+        values_body,
     )
     from provenance.sealing import seal, unseal
     from provenance.signing import (
         Checkpoint,
         SigningKey,
         checkpoint_text,
+        note_text,
         open_checkpoint,
         parse_checkpoint,
         parse_vkey,
@@ -87,7 +91,7 @@ if TYPE_CHECKING:
     from provenance.sparse import SparseProof, SparseTree, verify_absence, verify_presence
     from provenance.sumtree import SumTree, verify_sum
     from provenance.tiles import publish, read_tiles, split_bundle, tile_path
-    from provenance.verify import VerifyError, verify_receipt, verify_text
+    from provenance.verify_standalone import VerifyError, verify_receipt, verify_text
     from provenance.versions import Versions
     from provenance.witness import Witness, cosign, verify_cosignature
 
@@ -108,14 +112,14 @@ _NAMES_OF = {
     " verify_subtree_inclusion",
     "receipts": "CorpusState IssuedReceipt ReceiptOwner ReceiptRecord TlogProof absence_proof"
     " build_receipt issue_receipts ledger_entry_proof parse_tlog_proof prices_body receipt_digest"
-    " sum_path_of tlog_proof",
+    " sum_path_of tlog_proof value_leaf value_proof values_body",
     "sealing": "seal unseal",
-    "signing": "Checkpoint SigningKey checkpoint_text open_checkpoint parse_checkpoint parse_vkey"
+    "signing": "Checkpoint SigningKey checkpoint_text note_text open_checkpoint parse_checkpoint parse_vkey"
     " sign_note verify_note vkey",
     "sparse": "SparseProof SparseTree verify_absence verify_presence",
     "sumtree": "SumTree verify_sum",
     "tiles": "publish read_tiles split_bundle tile_path",
-    "verify": "VerifyError verify_receipt verify_text",
+    "verify_standalone": "VerifyError verify_receipt verify_text",
     "versions": "Versions",
     "witness": "Witness cosign verify_cosignature",
 }
@@ -167,6 +171,7 @@ __all__ = [
     "leaf_hash",
     "ledger_entry_proof",
     "node_hash",
+    "note_text",
     "open_checkpoint",
     "open_key_list",
     "parse_checkpoint",
@@ -191,6 +196,9 @@ __all__ = [
     "to_chainpoint_v2",
     "tombstone_leaf",
     "unseal",
+    "value_leaf",
+    "value_proof",
+    "values_body",
     "verify_absence",
     "verify_chainpoint_v2",
     "verify_consistency",

@@ -69,7 +69,7 @@ def _flat(document: Any, name: str) -> dict[str, str]:
         document = {field: document[field] for field in (*_BESIDE, "config") if field in document}
     if not isinstance(document, dict):
         return {name: json.dumps(document)}
-    found = {}
+    found: dict[str, str] = {}
     for field, value in document.items():
         found |= _flat(value, f"{name}.{field}" if name else field)
     return found
