@@ -1,5 +1,6 @@
 """Builds the immutable `run.json` of a trainer run, with every version that made it (INTERFACES of runs, README)."""
 
+import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from provenance import jcs
+from provenance import Versions, jcs
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -195,4 +196,19 @@ def started(site: "Site", directory: Path, plan: "Result") -> int:
     from pipelines.steps.ledger import enter
 
     digest = sha256((directory / "run.json").read_bytes()).hexdigest()
-    return enter(site, "run", {"run": directory.name, "run_digest": digest, "plan": plan["digest"]})
+    return enter(
+        site,
+        "run",
+        {
+            "run": directory.name,
+            "run_digest": digest,
+            "plan": plan["digest"],
+            "versions": versions_of(directory),
+        },
+    )
+
+
+def versions_of(directory: Path) -> dict[str, str]:
+    """The versions that a run's `run.json` states, complete or refused: what a ledger entry about it carries."""
+    document = json.loads((directory / "run.json").read_bytes())
+    return Versions.of(document.get("versions")).document()

@@ -8,6 +8,8 @@ Variables (all optional):
 `DATAWORTH_SIZE`       `tiny`, `small`, `default`, `pilot` or `report`; overrides `size` in `dataworth.toml`
 `DATAWORTH_EXECUTOR`   `in_process` (default) or `multiprocess`
 `DATAWORTH_WORLD`      trainer processes; overrides the size's own count
+`DATAWORTH_KEY`        64 hex digits that seal the key file at rest; or `DATAWORTH_KEY_FILE`, the path of a file with them
+`DATAWORTH_PASSPHRASE` passphrase of `dataworth keys export` and `import`; asked for when it is not set
 `DATAWORTH_THREADS`    CPU threads of each trainer process; default 1, since models of a few million weights lose by more
 =====================  ======================================================================
 """
@@ -72,6 +74,40 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         world=int(world) if world else None,
         threads=int(threads) if threads else 1,
     )
+
+
+def home_key(environ: Mapping[str, str] | None = None) -> bytes | None:
+    """The key that seals HOME/keys at rest, from the environment or from a key file; None when neither is set.
+
+    Args:
+        environ: The variables; default the process's own.
+
+    Raises:
+        ValueError: It is not 64 hex digits, or the file cannot be read.
+    """
+    env = os.environ if environ is None else environ
+    text, path = env.get("DATAWORTH_KEY"), env.get("DATAWORTH_KEY_FILE")
+    if not text and path:
+        try:
+            text = Path(path).read_text().strip()
+        except OSError as error:
+            msg = f"DATAWORTH_KEY_FILE: {error.strerror}: {path}"
+            raise ValueError(msg) from None
+    if not text:
+        return None
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        msg = f"DATAWORTH_KEY: expected 64 hex digits, got {len(text)} characters"
+        raise ValueError(msg)
+    return key
+
+
+def passphrase(environ: Mapping[str, str] | None = None) -> str:
+    """The passphrase of exported keys; empty when it is not set."""
+    return (os.environ if environ is None else environ).get("DATAWORTH_PASSPHRASE", "")
 
 
 def child_environment(threads: int, **extra: str) -> dict[str, str]:

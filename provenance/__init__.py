@@ -2,10 +2,11 @@
 
 The layers, each readable alone and importing only those to its right::
 
-    receipts -> ledger -> entries -> signing, merkle, sparse, sumtree, chainpoint
-             -> proofs, commitment, sealing -> canonical, hashing -> errors
+    receipts, tiles, witness -> ledger -> journal -> entries, keylist, locking
+             -> signing, merkle, sparse, sumtree, chainpoint, versions
+             -> proofs, compact, commitment, sealing -> canonical, hashing -> errors
 
-``provenance.verify`` imports none of them: it is the file an owner can copy out and run alone.
+``provenance.verify_standalone`` imports none of them: it is the file an owner can copy out and run alone.
 Names are loaded on first use, so ``import provenance`` costs nothing.
 """
 
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
         verify_chainpoint_v2,
     )
     from provenance.commitment import commit, commit_digest, leaf_data, tombstone_leaf
+    from provenance.compact import CompactRange
     from provenance.errors import (
         FormatError,
+        HistoryError,
         LedgerError,
         ProofShapeError,
         ProvenanceError,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from provenance.hashing import leaf_hash, node_hash, sha256
+    from provenance.keylist import KeyList, open_key_list, root_name, sign_key_list
     from provenance.ledger import Ledger
     from provenance.merkle import MerkleTree, root_of
     from provenance.proofs import (
@@ -67,12 +71,16 @@ if TYPE_CHECKING:
         receipt_digest,
         sum_path_of,
         tlog_proof,
+        value_leaf,
+        value_proof,
+        values_body,
     )
     from provenance.sealing import seal, unseal
     from provenance.signing import (
         Checkpoint,
         SigningKey,
         checkpoint_text,
+        note_text,
         open_checkpoint,
         parse_checkpoint,
         parse_vkey,
@@ -82,7 +90,10 @@ if TYPE_CHECKING:
     )
     from provenance.sparse import SparseProof, SparseTree, verify_absence, verify_presence
     from provenance.sumtree import SumTree, verify_sum
-    from provenance.verify import VerifyError, verify_receipt, verify_text
+    from provenance.tiles import publish, read_tiles, split_bundle, tile_path
+    from provenance.verify_standalone import VerifyError, verify_receipt, verify_text
+    from provenance.versions import Versions
+    from provenance.witness import Witness, cosign, verify_cosignature
 
 _NAMES_OF = {
     "canonical": "CANONICALISATION canonical_bytes fingerprint jcs keyed parse_json record_id"
@@ -90,22 +101,27 @@ _NAMES_OF = {
     "chainpoint": "ChainpointTree chainpoint_leaf chainpoint_tree to_chainpoint_v2"
     " verify_chainpoint_v2",
     "commitment": "commit commit_digest leaf_data tombstone_leaf",
-    "errors": "FormatError LedgerError ProofShapeError ProvenanceError RootMismatchError SealError"
+    "compact": "CompactRange",
+    "errors": "FormatError HistoryError LedgerError ProofShapeError ProvenanceError RootMismatchError SealError"
     " SignatureError VerificationError",
     "hashing": "leaf_hash node_hash sha256",
+    "keylist": "KeyList open_key_list root_name sign_key_list",
     "ledger": "Ledger",
     "merkle": "MerkleTree root_of",
     "proofs": "verify_consistency verify_inclusion verify_subtree_consistency"
     " verify_subtree_inclusion",
     "receipts": "CorpusState IssuedReceipt ReceiptOwner ReceiptRecord TlogProof absence_proof"
     " build_receipt issue_receipts ledger_entry_proof parse_tlog_proof prices_body receipt_digest"
-    " sum_path_of tlog_proof",
+    " sum_path_of tlog_proof value_leaf value_proof values_body",
     "sealing": "seal unseal",
-    "signing": "Checkpoint SigningKey checkpoint_text open_checkpoint parse_checkpoint parse_vkey"
+    "signing": "Checkpoint SigningKey checkpoint_text note_text open_checkpoint parse_checkpoint parse_vkey"
     " sign_note verify_note vkey",
     "sparse": "SparseProof SparseTree verify_absence verify_presence",
     "sumtree": "SumTree verify_sum",
-    "verify": "VerifyError verify_receipt verify_text",
+    "tiles": "publish read_tiles split_bundle tile_path",
+    "verify_standalone": "VerifyError verify_receipt verify_text",
+    "versions": "Versions",
+    "witness": "Witness cosign verify_cosignature",
 }
 _HOME_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
@@ -113,9 +129,12 @@ __all__ = [
     "CANONICALISATION",
     "ChainpointTree",
     "Checkpoint",
+    "CompactRange",
     "CorpusState",
     "FormatError",
+    "HistoryError",
     "IssuedReceipt",
+    "KeyList",
     "Ledger",
     "LedgerError",
     "MerkleTree",
@@ -133,6 +152,8 @@ __all__ = [
     "TlogProof",
     "VerificationError",
     "VerifyError",
+    "Versions",
+    "Witness",
     "absence_proof",
     "build_receipt",
     "canonical_bytes",
@@ -141,6 +162,7 @@ __all__ = [
     "checkpoint_text",
     "commit",
     "commit_digest",
+    "cosign",
     "fingerprint",
     "issue_receipts",
     "jcs",
@@ -149,26 +171,38 @@ __all__ = [
     "leaf_hash",
     "ledger_entry_proof",
     "node_hash",
+    "note_text",
     "open_checkpoint",
+    "open_key_list",
     "parse_checkpoint",
     "parse_json",
     "parse_tlog_proof",
     "parse_vkey",
     "prices_body",
+    "publish",
+    "read_tiles",
     "receipt_digest",
     "record_id",
+    "root_name",
     "root_of",
     "seal",
     "sha256",
+    "sign_key_list",
     "sign_note",
+    "split_bundle",
     "sum_path_of",
+    "tile_path",
     "tlog_proof",
     "to_chainpoint_v2",
     "tombstone_leaf",
     "unseal",
+    "value_leaf",
+    "value_proof",
+    "values_body",
     "verify_absence",
     "verify_chainpoint_v2",
     "verify_consistency",
+    "verify_cosignature",
     "verify_inclusion",
     "verify_note",
     "verify_presence",

@@ -177,7 +177,7 @@ def record_id(key: bytes, owner: str, source: str, position: int, fingerprint: b
     return keyed(key, jcs([owner, source, position, fingerprint.hex()]))
 
 
-def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
+def write_atomic(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = True) -> None:
     """Write a file so that a crash leaves the old or the new content, never a mixture.
 
     A temporary name in the same folder, fsync, rename, fsync of the folder: without the last one
@@ -187,6 +187,8 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         path: the file to write; its folder must exist.
         data: the whole content.
         mode: permission bits, set before the name becomes visible (0o600 for secrets).
+        durable: False leaves out both fsyncs, for a copy that can be made again: other processes
+            see the old or the new content, a power cut may leave an empty file.
 
     Raises:
         OSError: the disk refused; the old content is still there.
@@ -198,12 +200,14 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
             file.write(data)
             file.flush()
             os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

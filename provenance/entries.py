@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from provenance.canonical import jcs, parse_json
 from provenance.errors import FormatError, LedgerError
 from provenance.hashing import sha256
+from provenance.versions import check_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,8 @@ def encode_entry(kind: str, body: Mapping[str, Any], time: str) -> tuple[bytes, 
         The JCS line without newline, and the JCS body above :data:`MAX_INLINE_BODY` bytes or None.
 
     Raises:
-        FormatError: kind, body or time is not in the allowed form.
+        FormatError: kind, body or time is not in the allowed form, or the entry is about a run, a
+            valuation or an audit and its ``versions`` are incomplete.
     """
     if not _KIND.fullmatch(kind):
         raise FormatError(
@@ -59,6 +61,7 @@ def encode_entry(kind: str, body: Mapping[str, Any], time: str) -> tuple[bytes, 
     _check_time(time)
     if not isinstance(body, dict):
         raise FormatError(f"the body of an entry is an object, got {type(body).__name__}")
+    check_versions(kind, body)
     entry: dict[str, Any] = {"format": ENTRY_FORMAT, "kind": kind, "time": time}
     encoded = jcs(body)
     if len(encoded) > MAX_INLINE_BODY:
@@ -105,10 +108,28 @@ def _read_body(bodies: Path, digest: str, size: int) -> Any:
     return parse_json(body)
 
 
-def _check_time(time: str) -> None:
+def check_clock(before: str, now: str) -> None:
+    """Refuse a time that lies before the last entry's.
+
+    Args:
+        before: time of the last entry, ISO 8601 in UTC.
+        now: time of the next one.
+
+    Raises:
+        FormatError: a time is not in the allowed form.
+        LedgerError: the clock runs backwards.
+    """
+    if _check_time(now) < _check_time(before):
+        raise LedgerError(
+            f"the clock runs backwards: expected a time from {before} on, got {now}; set the clock"
+        )
+
+
+def _check_time(time: str) -> datetime:
     try:
-        offset = datetime.fromisoformat(time).utcoffset()
+        moment = datetime.fromisoformat(time)
     except ValueError:
-        offset = None
-    if offset != timedelta(0):
+        moment = None
+    if moment is None or moment.utcoffset() != timedelta(0):
         raise FormatError(f"time is ISO 8601 in UTC (2025-01-31T12:00:00Z), got {time[:40]!r}")
+    return moment

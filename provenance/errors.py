@@ -7,7 +7,8 @@
     ├── VerificationError       a proof was checked and does not hold
     │   ├── RootMismatchError   the proof leads to another root (expected, got)
     │   ├── ProofShapeError     the proof has the wrong length or form for its index and size
-    │   └── SignatureError      no valid signature of the expected key
+    │   ├── SignatureError      no valid signature of the expected key
+    │   └── HistoryError        two signed states of one log that cannot both be true
     ├── SealError               a sealed text cannot be opened (wrong key, changed bytes)
     └── LedgerError             the ledger folder is damaged, locked, or not ours
 
@@ -54,6 +55,10 @@ class ProofShapeError(VerificationError):
 
 class SignatureError(VerificationError):
     """The note carries no valid signature of the expected key."""
+
+
+class HistoryError(VerificationError):
+    """Two signed states of one log cannot both be true: cut, rolled back, rewritten or split."""
 
 
 class SealError(ProvenanceError):

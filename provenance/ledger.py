@@ -3,55 +3,56 @@
 ::
 
     ledger/
-    ├── entries.jsonl   one JCS line per entry; its bytes (without the newline) are the leaf data
-    ├── checkpoint      signed note: origin, number of entries, root
+    ├── entries.jsonl   one JCS line per entry, and after each append the signed checkpoint (journal)
+    ├── checkpoint      copy of the newest checkpoint: origin, number of entries, root, signature
     ├── bodies/HEX      bodies above 32 KiB, named by their SHA-256
+    ├── torn/           tails that a killed writer left, kept for whoever wants to look
     └── lock            flock of the one writer
 
-An append writes bodies, then lines, then the checkpoint, each made durable before the next. Only
-what the checkpoint covers *happened*: a crash leaves at most a tail of unsigned bytes, which
-readers ignore and the next writer cuts off. A file that is *shorter* than the checkpoint, or has
-another root, is damage or fraud and is refused, never repaired.
+An append is one write and one fsync of entries and checkpoint together. What no checkpoint covers
+did not happen: readers ignore it, the next writer moves it to ``torn/``, says so (:attr:`Ledger.torn`)
+and goes on. A file that holds *less* than the copy of the checkpoint, or other roots, is damage or
+fraud and is refused, never repaired.
 
 Several processes may append: each append takes the lock, takes over what others have added, and
-checks that it extends what it knew. Cost of an append: two or three fsyncs, one signature,
-O(log n) hashes; 64 bytes of memory per entry.
+checks that it extends what it knew. Cost of an append: one fsync (two more for a body above 32 KiB),
+one signature, O(log n) hashes; 64 bytes of memory per entry.
 
 When it is wrong: whoever holds the key and the folder can sign a *second* history. A reader detects
-that only against a checkpoint that was kept elsewhere (``consistency_path``), so owners keep theirs.
+that only against a checkpoint that was kept elsewhere: owners keep theirs, a ``witness`` keeps one.
 
 Source: C2SP tlog-checkpoint; RFC 9162.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time as clock
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Self
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
-from provenance.canonical import jcs, parse_json, sync_folder, write_atomic
-from provenance.entries import decode_entry, encode_entry
-from provenance.errors import FormatError, LedgerError, RootMismatchError, VerificationError
+from provenance import journal
+from provenance.canonical import parse_json, write_atomic
+from provenance.compact import CompactRange
+from provenance.entries import check_clock, decode_entry, encode_entry
+from provenance.errors import LedgerError
 from provenance.hashing import leaf_hash, sha256
+from provenance.locking import writers_lock
 from provenance.merkle import MerkleTree, root_of
 from provenance.signing import (
     Checkpoint,
     SigningKey,
     checkpoint_text,
-    note_text,
     open_checkpoint,
-    parse_checkpoint,
     sign_note,
     vkey,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
-_POLL_S: Final = 0.01
+    from provenance.keylist import KeyList
 
 
 class Ledger:
@@ -61,28 +62,42 @@ class Ledger:
     """
 
     __slots__ = (
+        "_covered",
         "_key",
+        "_keys",
         "_lock_timeout_s",
+        "_mark",
         "_note",
+        "_notes",
         "_offset",
         "_starts",
         "_tree",
         "folder",
         "origin",
+        "torn",
     )
 
+    torn: tuple[str, ...]
+    """Names in ``torn/`` of the tails that this object moved there."""
+
     def __init__(
-        self, folder: Path, origin: str, key: SigningKey | None, lock_timeout_s: float
+        self,
+        folder: Path,
+        origin: str,
+        key: SigningKey | None,
+        keys: KeyList | None,
+        lock_timeout_s: float,
     ) -> None:
         """Hold the arguments; :meth:`open` reads the folder."""
-        self.folder = folder
-        self.origin = origin
-        self._key = key
+        self.folder, self.origin = folder, origin
+        self._key, self._keys = key, keys
         self._lock_timeout_s = lock_timeout_s
-        self._note = b""
-        self._tree = MerkleTree()
-        self._starts: list[int] = []  # offset of each line in entries.jsonl
-        self._offset = 0  # end of the last signed line
+        self.torn = ()
+        self._note = self._mark = b""  # the last checkpoint, and its line in entries.jsonl
+        self._notes: set[bytes] = set()  # digests of all checkpoints
+        self._tree, self._covered = MerkleTree(), CompactRange()
+        self._starts: list[int] = []  # offset of each entry in entries.jsonl
+        self._offset = 0  # end of the last checkpoint line
 
     @classmethod
     def open(
@@ -91,14 +106,16 @@ class Ledger:
         origin: str,
         key: SigningKey | None = None,
         *,
+        keys: KeyList | None = None,
         lock_timeout_s: float = 30.0,
     ) -> Self:
-        """Open a ledger; with a key, create it when it is missing and cut off an unsigned tail.
+        """Open a ledger; with a key, create it when it is missing and set a torn tail aside.
 
         Args:
             folder: the ledger folder.
             origin: name of the log, without white space and plus.
             key: the signing key; None opens for reading only.
+            keys: which key signed which sizes, after a rotation; None if there was one key only.
             lock_timeout_s: how long to wait for another writer, in seconds.
 
         Returns:
@@ -106,9 +123,9 @@ class Ledger:
 
         Raises:
             LedgerError: no ledger there, another log's, damaged, truncated, or locked too long.
-            SignatureError: the checkpoint was not signed by ``key``.
+            SignatureError: the checkpoint was not signed by the key of its size.
         """
-        ledger = cls(folder, origin, key, lock_timeout_s)
+        ledger = cls(folder, origin, key, keys, lock_timeout_s)
         if key is None:
             ledger._refresh()
             return ledger
@@ -174,7 +191,8 @@ class Ledger:
 
         Raises:
             FormatError: a kind, a body or the time is not in the allowed form; nothing is written.
-            LedgerError: opened for reading only, damaged, or locked too long.
+            LedgerError: opened for reading only, damaged, locked too long, a retired key, or a
+                time before the last entry's.
         """
         if self._key is None:
             raise LedgerError("the ledger is open for reading only: open it with its signing key")
@@ -182,6 +200,8 @@ class Ledger:
         with self._lock():
             self._refresh()
             first = self.size
+            if first:
+                check_clock(parse_json(self.entry_bytes(first - 1))["time"], time)
             if encoded:
                 self._write([line for line, _ in encoded], [body for _, body in encoded if body])
         return range(first, first + len(encoded))
@@ -200,10 +220,9 @@ class Ledger:
         """
         if not 0 <= index < self.size:
             raise LedgerError(f"entry index must be in [0, {self.size}), got {index}")
-        end = self._starts[index + 1] if index + 1 < self.size else self._offset
         with (self.folder / "entries.jsonl").open("rb") as file:
             file.seek(self._starts[index])
-            line = file.read(end - self._starts[index])[:-1]
+            line = file.readline()[:-1]
         if leaf_hash(line) != self._tree.leaf(index):
             raise LedgerError(f"entry {index} was changed on disk after the ledger was opened")
         return line
@@ -247,6 +266,17 @@ class Ledger:
         """
         return self._tree.inclusion_path(index)
 
+    def tree_level(self, level: int) -> bytes:
+        """The hashes of the perfect subtrees of ``2^level`` entries: what tiles are made of.
+
+        Args:
+            level: 0 <= level.
+
+        Returns:
+            32 bytes each, in order; empty above the top.
+        """
+        return self._tree.level(level)
+
     def consistency_path(self, old_size: int) -> list[bytes]:
         """The proof that the current checkpoint extends an earlier one.
 
@@ -261,35 +291,21 @@ class Ledger:
         """
         return self._tree.consistency_path(old_size)
 
-    def verify(self, vkey: str) -> Checkpoint:
-        """Check everything anew from disk: signature, every line, every body, the root.
+    def verify(self, trusted: str | KeyList) -> Checkpoint:
+        """Check everything anew from disk: every signature, every line, every body, every root.
 
         Args:
-            vkey: the verifier key that the caller trusts.
+            trusted: the verifier key that the caller trusts, or the key list of a trusted root key.
 
         Returns:
-            The checkpoint that was verified.
+            The newest checkpoint.
 
         Raises:
-            VerificationError: the signature or the root does not hold.
-            LedgerError: a file is missing, truncated or changed.
+            VerificationError: a signature does not hold.
+            LedgerError: a file is missing, truncated or changed, or a root does not hold.
             FormatError: an entry is not canonical.
         """
-        checkpoint = open_checkpoint(self._read_note(), vkey)
-        if checkpoint.origin != self.origin:
-            raise LedgerError(f"expected the log {self.origin}, got {checkpoint.origin}")
-        data = self._read_from(0)
-        lines = data.split(b"\n")[: checkpoint.size]
-        if data.count(b"\n") < checkpoint.size:
-            raise LedgerError(_truncated(checkpoint.size, data.count(b"\n")))
-        for index, line in enumerate(lines):
-            if jcs(parse_json(line)) != line:
-                raise FormatError(f"entry {index} is not canonical JSON")
-            self._resolve(line)
-        root = root_of(leaf_hash(line) for line in lines)
-        if root != checkpoint.root:
-            raise RootMismatchError(checkpoint.root, root)
-        return checkpoint
+        return journal.verify_folder(self.folder, self.origin, trusted)
 
     def _create(self) -> None:
         """Sign the empty log in an empty folder; from then on an empty file is visible damage."""
@@ -297,103 +313,111 @@ class Ledger:
         if path.exists():
             return
         entries = self.folder / "entries.jsonl"
-        if entries.exists() and entries.stat().st_size:
+        note = self._signed(0, MerkleTree().root())
+        first = journal.encode_commit([], note)
+        # A writer that was killed right here left the signed empty log, or a part of it.
+        if entries.exists() and not first.startswith(entries.read_bytes()):
             raise LedgerError(
                 f"{path.name} is missing beside {entries.name}: restore it from a backup"
             )
-        write_atomic(entries, b"")
-        write_atomic(path, self._signed(0, MerkleTree().root()))
+        write_atomic(entries, first)
+        write_atomic(path, note)
 
     def _refresh(self) -> None:
-        """Take over what the signed checkpoint on disk covers beyond what is known."""
-        note = self._read_note()
-        if note == self._note:
-            return
-        if self._key is not None:
-            checkpoint = open_checkpoint(note, vkey(self.origin, self._key.public))
-        else:
-            checkpoint = _parse_unsigned(note)
-        if checkpoint.origin != self.origin:
-            raise LedgerError(f"expected the log {self.origin}, got {checkpoint.origin}")
-        missing = checkpoint.size - self.size
-        if missing < 0:
-            message = f"the ledger was rolled back from {self.size} to {checkpoint.size} entries"
-            raise LedgerError(message)
-        data = self._read_from(self._offset)
-        if data.count(b"\n") < missing:
-            found = self.size + data.count(b"\n")
-            raise LedgerError(_truncated(checkpoint.size, found))
-        # The tree is extended in a copy, so that a refused state leaves this object as it was.
-        tree = self._tree.copy()
-        starts, offset = [], self._offset
-        for line in data.split(b"\n")[:missing]:
-            tree.append(leaf_hash(line))
-            starts.append(offset)
-            offset += len(line) + 1
-        if tree.root() != checkpoint.root:
+        """Take over what signed checkpoints on disk cover beyond what is known."""
+        published = journal.read_copy(self.folder, self.origin)
+        data = journal.read_from(self.folder, self._offset - len(self._mark))
+        if not data.startswith(self._mark):
+            if published is not None and published[1].size < self.size:
+                raise LedgerError(
+                    f"the ledger was rolled back from {self.size} to {published[1].size} entries"
+                )
             raise LedgerError(
-                f"entries.jsonl does not have the signed root {checkpoint.root.hex()} "
-                f"({checkpoint.size} entries lead to {tree.root().hex()}): restore it from a backup"
+                f"entries.jsonl does not have the signed root {self.root.hex()} of {self.size} entries "
+                "any more: its history was rewritten"
             )
-        self._tree, self._offset, self._note = tree, offset, note
-        self._starts += starts
+        commits, covered, tail = journal.read_commits(
+            data[len(self._mark) :], self._offset, self._covered
+        )
+        new = {sha256(commit.note) for commit in commits}
+        journal.check_tail(published, (self._notes, new), covered.end, tail)
+        if commits:
+            journal.check_origin(commits[-1].checkpoint, self.origin)
+            self._check_signature(commits[-1].note, covered.end)
+        # From here on nothing can be refused, so that a refused state leaves this object as it was.
+        for commit in commits:
+            self._take(commit.note, commit.leaves, commit.starts, commit.end)
+        self._covered = covered
 
-    def _write(self, lines: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+    def _write(self, lines: list[bytes], bodies: Sequence[bytes]) -> None:
         for body in bodies:
             path = self.folder / "bodies" / sha256(body).hex()
             if not path.exists():
                 write_atomic(path, body)
-        self._cut_tail()
-        with (self.folder / "entries.jsonl").open("ab") as file:
-            file.write(b"".join(line + b"\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
-        tree = self._tree.copy()
-        for line in lines:
-            tree.append(leaf_hash(line))
-        note = self._signed(tree.size, tree.root())
-        write_atomic(self.folder / "checkpoint", note)
+        self._set_tail_aside()
+        leaves = [leaf_hash(line) for line in lines]
+        covered = self._covered.copy()
+        for digest in leaves:
+            covered.append(digest)
+        note = self._signed(covered.end, covered.root())
+        with (self.folder / "entries.jsonl").open("ab", buffering=0) as file:
+            try:
+                rest = memoryview(journal.encode_commit(lines, note))
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):  # a full disk: our own unfinished lines are no torn tail
+                    file.truncate(self._offset)
+                raise
         # From here on it happened; only now this object may believe it.
-        self._tree, self._note = tree, note
+        starts, place = [], self._offset
         for line in lines:
-            self._starts.append(self._offset)
-            self._offset += len(line) + 1
+            starts.append(place)
+            place += len(line) + 1
+        self._take(note, leaves, starts, place + len(journal.encode_commit([], note)))
+        self._covered = covered
+        # The copy can be made again from entries.jsonl, so it is neither synced nor worth an error.
+        with suppress(OSError):
+            write_atomic(self.folder / "checkpoint", note, durable=False)
+
+    def _take(self, note: bytes, leaves: Sequence[bytes], starts: Sequence[int], end: int) -> None:
+        for digest in leaves:
+            self._tree.append(digest)
+        self._starts += starts
+        self._note, self._mark, self._offset = note, journal.encode_commit([], note), end
+        self._notes.add(sha256(note))
 
     def _sweep(self) -> None:
-        """Remove what a killed writer left behind; only under the lock, so it is nobody's."""
-        self._cut_tail()
+        """Put away what a killed writer left behind; only under the lock, so it is nobody's."""
+        self._set_tail_aside()
         for folder in (self.folder, self.folder / "bodies"):
             for path in folder.glob(".*.tmp"):
                 path.unlink()
+        if journal.read_note(self.folder) != self._note:
+            write_atomic(self.folder / "checkpoint", self._note)
 
-    def _cut_tail(self) -> None:
-        path = self.folder / "entries.jsonl"
-        if path.stat().st_size > self._offset:
-            os.truncate(path, self._offset)
-            sync_folder(self.folder)
+    def _set_tail_aside(self) -> None:
+        if (self.folder / "entries.jsonl").stat().st_size > self._offset:
+            self.torn = (*self.torn, journal.set_aside(self.folder, self._offset))
 
     def _signed(self, size: int, root: bytes) -> bytes:
         assert self._key is not None
+        if self._keys is not None and self._keys.vkey_at(size) != self.vkey:
+            raise LedgerError(
+                f"the key {self.vkey.split('+')[1]} may not sign size {size}, expected "
+                f"{self._keys.vkey_at(size).split('+')[1]}: finish the rotation, or open it with the new key"
+            )
         return sign_note(checkpoint_text(self.origin, size, root), self.origin, self._key)
 
-    def _read_note(self) -> bytes:
-        try:
-            return (self.folder / "checkpoint").read_bytes()
-        except FileNotFoundError:
-            message = f"no ledger in {self.folder.name}: open it with a signing key to create one"
-            raise LedgerError(message) from None
-
-    def _read_from(self, offset: int) -> bytes:
-        try:
-            with (self.folder / "entries.jsonl").open("rb") as file:
-                file.seek(offset)
-                return file.read()
-        except FileNotFoundError:
-            message = "entries.jsonl is missing beside a checkpoint: restore it from a backup"
-            raise LedgerError(message) from None
+    def _check_signature(self, note: bytes, size: int) -> None:
+        if self._keys is not None:
+            open_checkpoint(note, self._keys.vkey_at(size))
+        elif self._key is not None:
+            open_checkpoint(note, self.vkey)
 
     def _lines(self) -> list[bytes]:
-        lines = self._read_from(0)[: self._offset].split(b"\n")[:-1]
+        lines = journal.entry_lines(journal.read_from(self.folder, 0)[: self._offset])
         if len(lines) != self.size or root_of(map(leaf_hash, lines)) != self.root:
             raise LedgerError("entries.jsonl was changed on disk after the ledger was opened")
         return lines
@@ -401,37 +425,5 @@ class Ledger:
     def _resolve(self, line: bytes) -> dict[str, Any]:
         return decode_entry(line, self.folder / "bodies")
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Hold the writers' lock; the kernel releases it when the process dies."""
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            deadline = clock.monotonic() + self._lock_timeout_s
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if clock.monotonic() >= deadline:
-                        raise LedgerError(
-                            f"another process has been writing for {self._lock_timeout_s:g} s: "
-                            "wait for it or stop it"
-                        ) from None
-                    clock.sleep(_POLL_S)
-            yield
-        finally:
-            os.close(descriptor)
-
-
-def _parse_unsigned(note: bytes) -> Checkpoint:
-    try:
-        return parse_checkpoint(note_text(note))
-    except (VerificationError, FormatError) as error:
-        raise LedgerError(f"the checkpoint is damaged: {error}") from error
-
-
-def _truncated(expected: int, got: int) -> str:
-    return (
-        f"the ledger is truncated: {expected} entries are signed, entries.jsonl has {got}; "
-        "restore it from a backup"
-    )
+    def _lock(self) -> AbstractContextManager[None]:
+        return writers_lock(self.folder / "lock", self._lock_timeout_s)

@@ -23,14 +23,19 @@ Source: RFC 9162, sections 2.1.1 - 2.1.5; subtrees after draft-ietf-plants-merkl
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from itertools import islice
+from struct import iter_unpack
+from typing import TYPE_CHECKING, Final
 
 from provenance.errors import FormatError, ProofShapeError
-from provenance.hashing import HASH_SIZE, leaf_hash, node_hash, sha256
+from provenance.hashing import HASH_SIZE, node_hash, sha256
 from provenance.proofs import check_index, check_subtree, split_point
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+_CHUNK: Final = 1 << 15
+"""Leaves hashed at a time."""
 
 
 class MerkleTree:
@@ -47,20 +52,15 @@ class MerkleTree:
         Raises:
             FormatError: a leaf hash is not 32 bytes long.
         """
-        level = bytearray()
-        for position, digest in enumerate(leaf_hashes):
-            if len(digest) != HASH_SIZE:
-                raise FormatError(f"leaf hash {position} has {len(digest)} bytes, expected 32")
-            level += digest
+        level, rest = bytearray(), iter(leaf_hashes)
+        while chunk := list(islice(rest, _CHUNK)):
+            for position, digest in enumerate(chunk):
+                if len(digest) != HASH_SIZE:
+                    place = len(level) // HASH_SIZE + position
+                    raise FormatError(f"leaf hash {place} has {len(digest)} bytes, expected 32")
+            level += b"".join(chunk)
         self._levels = [level]
-        digest_of = hashlib.sha256
-        while len(level) >= 2 * HASH_SIZE:
-            # A pair of children is one slice of 64 bytes: no Python object per child.
-            whole = memoryview(level)[: len(level) // 64 * 64]
-            level = bytearray().join(
-                digest_of(b"\x01" + whole[at : at + 64]).digest() for at in range(0, len(whole), 64)
-            )
-            self._levels.append(level)
+        self._grow()
 
     @classmethod
     def from_data(cls, leaves: Iterable[bytes]) -> MerkleTree:
@@ -72,7 +72,39 @@ class MerkleTree:
         Returns:
             The tree over their leaf hashes.
         """
-        return cls(leaf_hash(data) for data in leaves)
+        tree, rest, digest_of = cls(), iter(leaves), hashlib.sha256
+        level = tree._levels[0]
+        while chunk := list(islice(rest, _CHUNK)):
+            level += b"".join([digest_of(b"\x00" + data).digest() for data in chunk])
+        tree._grow()
+        return tree
+
+    @classmethod
+    def joined(cls, parts: Sequence[MerkleTree]) -> MerkleTree:
+        """One tree from trees over consecutive runs of leaves, built by several processes.
+
+        Args:
+            parts: trees in order; the size of each but the last is a multiple of the same power of
+                two (``2^16`` leaves a part, say), so that no node below it crosses a border.
+
+        Returns:
+            The tree over all leaves, equal to the one that a single process builds.
+        """
+        sizes = [part.size for part in parts[:-1]]
+        # The largest power of two that divides every border: below it nodes are copied, not hashed.
+        border = 0
+        for size in sizes:
+            border |= size
+        shared = (border & -border).bit_length() if border else 1
+        tree = cls()
+        tree._levels = [
+            bytearray().join(part._levels[level] for part in parts if level < len(part._levels))  # noqa: SLF001 - our own class
+            for level in range(shared)
+        ]
+        while len(tree._levels) > 1 and not tree._levels[-1]:
+            tree._levels.pop()
+        tree._grow()
+        return tree
 
     @property
     def size(self) -> int:
@@ -114,6 +146,17 @@ class MerkleTree:
         twin = MerkleTree()
         twin._levels = [bytearray(level) for level in self._levels]
         return twin
+
+    def level(self, level: int) -> bytes:
+        """The hashes of all perfect subtrees of ``2^level`` leaves.
+
+        Args:
+            level: 0 <= level; 0 are the leaf hashes.
+
+        Returns:
+            32 bytes each, in order; empty above the top.
+        """
+        return bytes(self._levels[level]) if 0 <= level < len(self._levels) else b""
 
     def leaf(self, index: int) -> bytes:
         """The leaf hash at an index.
@@ -246,6 +289,25 @@ class MerkleTree:
         if not known:
             path.append(self._range_root(low, high))
         return path[::-1]
+
+    def _grow(self) -> None:
+        """Hash the levels above the last one."""
+        digest_of, level = hashlib.sha256, self._levels[-1]
+        while len(level) >= 2 * HASH_SIZE:
+            above, step = bytearray(), 2 * HASH_SIZE * _CHUNK
+            with memoryview(level) as whole:
+                for at in range(0, len(level) // 64 * 64, step):
+                    # A pair of children is one slice of 64 bytes: no Python object per child. In
+                    # chunks, so that the new hashes never stand in memory as a million objects.
+                    pairs = whole[at : min(at + step, len(level) // 64 * 64)]
+                    above += b"".join(
+                        [
+                            digest_of(b"\x01" + pair).digest()
+                            for (pair,) in iter_unpack("64s", pairs)
+                        ]
+                    )
+            level = above
+            self._levels.append(level)
 
     def _checked(self, size: int | None) -> int:
         if size is None:

@@ -16,8 +16,14 @@ What the verifier reads in the log, by kind of entry:
 
 =========  =======================================================================================
 corpus     ``corpus_version, record_root, size, sparse_root`` (:meth:`CorpusState.body`)
-prices     ``corpus_version, sum_root, sum_size, sum_total`` (:func:`prices_body`)
-windows    ``windows``: a list of objects with ``run, first_step, last_step, shards``
+tokens     ``shard_leaves``: records in a token shard
+values     ``table, sum_root, sum_size, sum_total`` (:func:`values_body`)
+prices     ``corpus_version, sum_root, sum_size, sum_total`` (:func:`prices_body`); with values
+           ``values`` (the table they were made from), ``payable``, ``value_total``
+run        ``run, versions``
+windows    ``windows``: a list of objects with ``run, first_step, last_step, shards, state_digest``
+erasure    ``request, state``
+audit      ``audit, verdict``
 receipt    ``receipt_sha256``
 =========  =======================================================================================
 
@@ -34,7 +40,7 @@ from provenance.canonical import CANONICALISATION, jcs
 from provenance.errors import FormatError
 from provenance.hashing import HASH_SIZE, sha256
 from provenance.signing import decode_base64
-from provenance.verify import verify_receipt
+from provenance.verify_standalone import verify_receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
 TAG_RECEIPT: Final = b"dataworth/receipt/v1\n"
 PROOF_HEADER: Final = "c2sp.org/tlog-proof@v1"
 
+_ERASURE_FIELDS: Final = {"identity", "state", "audit", "verdict"}
 _WINDOW_FIELDS: Final = {"run", "first_step", "last_step", "shards"}
 
 
@@ -134,12 +141,13 @@ class IssuedReceipt:
     """Content of ``OWNER.tlog-proof``."""
 
 
-def build_receipt(
+def build_receipt(  # noqa: PLR0913 - one argument per part of a receipt
     owner: ReceiptOwner,
     corpus: CorpusState,
     records: Iterable[ReceiptRecord],
     *,
     values: Sequence[Mapping[str, Any]] = (),
+    erasures: Sequence[Mapping[str, Any]] = (),
     price: Mapping[str, Any] | None = None,
     sum_path: Mapping[str, Any] | None = None,
     windows: Sequence[Mapping[str, Any]] = (),
@@ -151,7 +159,8 @@ def build_receipt(
         owner: whose receipt.
         corpus: which version; a ledger entry of kind ``corpus`` must name it.
         records: the owner's live records; none after an erasure of all.
-        values: rows of integers and strings, for instance ``{method, target, value_nano}``.
+        values: from :func:`value_proof`, of the owner and of its group.
+        erasures: objects with ``identity, state, audit, verdict``, one per request of this owner.
         price: at least ``price_microunits`` and ``currency``; None when there is no pool.
         sum_path: from :func:`sum_path_of`; needed with a price.
         windows: objects with ``run, first_step, last_step, shards``.
@@ -169,6 +178,9 @@ def build_receipt(
         raise FormatError("a price and its sum_path come together: give both or neither")
     if price is not None and not {"price_microunits", "currency"} <= set(price):
         raise FormatError("a price has at least price_microunits and currency")
+    for erasure in erasures:
+        if set(erasure) != _ERASURE_FIELDS:
+            raise FormatError(f"an erasure has {sorted(_ERASURE_FIELDS)}, got {sorted(erasure)}")
     for window in windows:
         if set(window) != _WINDOW_FIELDS:
             raise FormatError(f"a window has {sorted(_WINDOW_FIELDS)}, got {sorted(window)}")
@@ -180,6 +192,7 @@ def build_receipt(
         **corpus.body(),
         "records": [_record_row(record) for record in records],
         "values": [dict(row) for row in values],
+        "erasures": [dict(row) for row in erasures],
         "price": dict(price or {}),
         "sum_path": dict(sum_path or {}),
         "windows": [dict(window) for window in windows],
@@ -303,6 +316,54 @@ def sum_path_of(tree: SumTree, index: int) -> dict[str, Any]:
     """
     path = [(total.to_bytes(8, "big") + digest).hex() for digest, total in tree.path(index)]
     return {"index": index, "path": path}
+
+
+def value_leaf(row: Mapping[str, Any], pseudonym: bytes) -> tuple[bytes, int]:
+    """A value as a leaf of the sum tree of values: the tree adds up what owners are worth.
+
+    Groups stand in the same tree with amount 0, so that their standard errors are committed as well.
+
+    Args:
+        row: ``subject_kind (owner|group), subject_id, method, target, unit, value_nano, n`` and,
+            where there is one, ``se_nano``; integers and strings.
+        pseudonym: 32 bytes, the owner's; not used for a group.
+
+    Returns:
+        Label and amount; a negative value counts as 0, as in the rule for prices.
+    """
+    owner = row["subject_kind"] == "owner"
+    label = (pseudonym if owner else bytes(HASH_SIZE)) + sha256(jcs(dict(row)))
+    return label, max(0, row["value_nano"]) if owner else 0
+
+
+def value_proof(row: Mapping[str, Any], tree: SumTree, index: int) -> dict[str, Any]:
+    """A value with its path to the committed total, as it stands in a receipt.
+
+    Args:
+        row: the row of :func:`value_leaf`.
+        tree: the sum tree of all values.
+        index: place of the row in it.
+
+    Returns:
+        ``{row, index, path}``.
+
+    Raises:
+        ProofShapeError: the index is out of range.
+    """
+    return {"row": dict(row), **sum_path_of(tree, index)}
+
+
+def values_body(tree: SumTree) -> dict[str, Any]:
+    """What a ledger entry of kind ``values`` holds so that single values can be proven.
+
+    Args:
+        tree: the sum tree over :func:`value_leaf` of every row.
+
+    Returns:
+        ``sum_root, sum_size, sum_total``; the digest of the ``table`` stands beside them.
+    """
+    digest, total = tree.root
+    return {"sum_root": digest.hex(), "sum_size": tree.size, "sum_total": total}
 
 
 def prices_body(corpus_version: str, tree: SumTree) -> dict[str, Any]:

@@ -31,6 +31,9 @@ from provenance.hashing import HASH_SIZE, MAX_SIZE, sha256
 ED25519: Final = b"\x01"
 """Signature type byte of C2SP signed-note."""
 
+COSIGNATURE: Final = b"\x04"
+"""Signature type byte of a witness's timestamped Ed25519 cosignature (C2SP tlog-cosignature)."""
+
 DEMO_SEED: Final = sha256(b"dataworth demo signing seed: public, never for real data")
 """Seed of the demo key; everybody can compute it."""
 
@@ -117,15 +120,16 @@ class Checkpoint:
     """32 bytes, the root over the entries."""
 
 
-def vkey(name: str, public: bytes) -> str:
+def vkey(name: str, public: bytes, kind: bytes = ED25519) -> str:
     """The verifier key: name, key id and public key in one line.
 
     Args:
         name: key name without white space and plus, by custom the origin of the log.
         public: 32 bytes.
+        kind: :data:`ED25519`, or :data:`COSIGNATURE` for a witness.
 
     Returns:
-        ``NAME+8 hex digits+base64(0x01 || public)``.
+        ``NAME+8 hex digits+base64(kind || public)``.
 
     Raises:
         FormatError: the name is not allowed, or the key is not 32 bytes long.
@@ -133,14 +137,15 @@ def vkey(name: str, public: bytes) -> str:
     _check_name(name)
     if len(public) != 32:
         raise FormatError(f"an Ed25519 public key has 32 bytes, got {len(public)}")
-    return f"{name}+{_key_id(name, public).hex()}+{_encode(ED25519 + public)}"
+    return f"{name}+{key_id(name, public, kind).hex()}+{encode_base64(kind + public)}"
 
 
-def parse_vkey(text: str) -> tuple[str, bytes]:
+def parse_vkey(text: str, kind: bytes = ED25519) -> tuple[str, bytes]:
     """Name and public key of a vkey.
 
     Args:
         text: one line, from :func:`vkey`.
+        kind: the signature type that is expected.
 
     Returns:
         The name and the 32-byte public key.
@@ -151,15 +156,15 @@ def parse_vkey(text: str) -> tuple[str, bytes]:
     parts = text.split("+", 2)
     if len(parts) != 3:
         raise FormatError("a vkey has the form NAME+KEYID+BASE64")
-    name, key_id, encoded = parts
+    name, stated, encoded = parts
     _check_name(name)
     key = decode_base64(encoded)
-    if key[:1] != ED25519 or len(key) != 33:
+    if key[:1] != kind or len(key) != 33:
         raise FormatError(
-            f"only Ed25519 vkeys (type 01, 33 bytes), got {key[:1].hex()}, {len(key)}"
+            f"only Ed25519 vkeys (type {kind.hex()}, 33 bytes), got {key[:1].hex()}, {len(key)}"
         )
-    if _key_id(name, key[1:]).hex() != key_id:
-        raise FormatError(f"key id {key_id!r} does not belong to this name and key")
+    if key_id(name, key[1:], kind).hex() != stated:
+        raise FormatError(f"key id {stated!r} does not belong to this name and key")
     return name, key[1:]
 
 
@@ -185,8 +190,7 @@ def sign_note(text: str, name: str, key: SigningKey) -> bytes:
             f'the demo key signs only under a name that contains "demo", got {name!r}'
         )
     message = text.encode("utf-8")
-    signature = _encode(_key_id(name, key.public) + key.sign(message))
-    return message + f"\n{_DASH}{name} {signature}\n".encode()
+    return message + b"\n" + signature_line(name, key_id(name, key.public) + key.sign(message))
 
 
 def verify_note(note: bytes | str, vkey: str) -> str:
@@ -204,8 +208,8 @@ def verify_note(note: bytes | str, vkey: str) -> str:
         SignatureError: not a note, no signature by this key, or a wrong one.
     """
     name, public = parse_vkey(vkey)
-    text, signatures = _split_note(note)
-    wanted = _key_id(name, public)
+    text, signatures = split_note(note)
+    wanted = key_id(name, public)
     mine = [blob[4:] for who, blob in signatures if who == name and blob[:4] == wanted]
     if not mine:
         names = ", ".join(sorted({who for who, _ in signatures}))
@@ -235,7 +239,7 @@ def checkpoint_text(origin: str, size: int, root: bytes) -> str:
     _check_name(origin)
     if not 0 <= size <= MAX_SIZE or len(root) != HASH_SIZE:
         raise FormatError(f"expected 0 <= size < 2^63 and a 32-byte root, got {size}, {len(root)}")
-    return f"{origin}\n{size}\n{_encode(root)}\n"
+    return f"{origin}\n{size}\n{encode_base64(root)}\n"
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
@@ -296,7 +300,7 @@ def note_text(note: bytes | str) -> str:
     Raises:
         SignatureError: not a note.
     """
-    return _split_note(note)[0]
+    return split_note(note)[0]
 
 
 def decode_base64(text: str) -> bytes:
@@ -315,12 +319,23 @@ def decode_base64(text: str) -> bytes:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError):
         raise FormatError(f"not base64: {text[:16]!r}") from None
-    if _encode(data) != text:
+    if encode_base64(data) != text:
         raise FormatError(f"base64 with unused bits set: {text[:16]!r}")
     return data
 
 
-def _split_note(note: bytes | str) -> tuple[str, list[tuple[str, bytes]]]:
+def split_note(note: bytes | str) -> tuple[str, list[tuple[str, bytes]]]:
+    """Text and signatures of a note, none of them checked.
+
+    Args:
+        note: the whole note.
+
+    Returns:
+        The text, and name and blob (key id, then signature) of each signature line.
+
+    Raises:
+        SignatureError: not a note.
+    """
     try:
         whole = note.decode("utf-8") if isinstance(note, bytes) else note
     except UnicodeDecodeError:
@@ -341,8 +356,31 @@ def _split_note(note: bytes | str) -> tuple[str, list[tuple[str, bytes]]]:
     return text + "\n", signatures
 
 
-def _key_id(name: str, public: bytes) -> bytes:
-    return sha256(name.encode("utf-8") + b"\n" + ED25519 + public)[:4]
+def signature_line(name: str, blob: bytes) -> bytes:
+    """One signature line of a note.
+
+    Args:
+        name: key name.
+        blob: key id, then the signature.
+
+    Returns:
+        The line in UTF-8, with its newline.
+    """
+    return f"{_DASH}{name} {encode_base64(blob)}\n".encode()
+
+
+def key_id(name: str, public: bytes, kind: bytes = ED25519) -> bytes:
+    """The four bytes by which a note names the key of a signature; a hint, never a proof.
+
+    Args:
+        name: key name.
+        public: 32 bytes.
+        kind: signature type.
+
+    Returns:
+        The first 4 bytes of SHA-256 over name, newline, type and key.
+    """
+    return sha256(name.encode("utf-8") + b"\n" + kind + public)[:4]
 
 
 def _check_name(name: str) -> None:
@@ -350,5 +388,13 @@ def _check_name(name: str) -> None:
         raise FormatError(f"a key name is not empty and has no white space and no plus: {name!r}")
 
 
-def _encode(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
+    """Standard base64 with padding.
+
+    Args:
+        data: any bytes.
+
+    Returns:
+        ASCII text.
+    """
     return base64.b64encode(data).decode("ascii")

@@ -16,8 +16,8 @@ Sound whoever built the root: on one path a node would have to be empty, a leaf 
 once, which is a collision of SHA-256. "Sorted leaves and two neighbours" has no such argument: there
 the verifier must know that the whole list is sorted, which no owner can check.
 
-Cost: linear in the number of keys (one hash per key and about 1.4 per branch), proofs of about
-log2(n) + 1 hashes. When it is wrong: it proves the absence of a *key*; with keyed fingerprints the
+Cost: linear in the number of keys (one hash per key and about 1.4 per branch), log2(n) hashes to
+change one key, proofs of about log2(n) + 1 hashes. When it is wrong: it proves the absence of a *key*; with keyed fingerprints the
 holder of the key must open which fingerprint a text has, and a changed text has another one.
 
 Source: Dahlberg, Pulls, Peeters, "Efficient sparse Merkle trees" (2016); the compact form after
@@ -26,12 +26,15 @@ Diem's Jellyfish Merkle tree (Gao, Hu, Wu 2021).
 
 from __future__ import annotations
 
+import hashlib
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
+from struct import iter_unpack
 from typing import TYPE_CHECKING, Final
 
 from provenance.errors import FormatError, ProofShapeError, RootMismatchError, VerificationError
-from provenance.hashing import HASH_SIZE, SPARSE_LEAF_PREFIX, SPARSE_NODE_PREFIX, sha256
+from provenance.hashing import HASH_SIZE, SPARSE_LEAF_PREFIX, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +43,10 @@ EMPTY: Final = bytes(HASH_SIZE)
 """Hash of an empty subtree. Nobody knows a preimage of it."""
 
 KEY_BITS: Final = 8 * HASH_SIZE
+
+_LONE: Final = HASH_SIZE + 1
+_MAX_SLOT_BITS: Final = 28
+_sha256: Final = hashlib.sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +60,15 @@ class SparseProof:
 
 
 class SparseTree:
-    """The tree over a set of keys, in memory (about 230 bytes a key)."""
+    """The tree over a set of keys, in memory (about 300 bytes a key)."""
 
-    __slots__ = ("_branches", "_children", "_hashes", "_keys", "_top", "root")
+    __slots__ = ("_bits", "_levels", "_shared", "size")
 
-    root: bytes
-    """32 bytes; zero bytes for no keys."""
+    size: int
+    """Number of different keys."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
-        """Build the tree bottom-up over the sorted keys.
+        """Build the tree bottom-up: keys fall into slots by their first bits, slots become levels.
 
         Args:
             keys: 32-byte keys in any order; equal ones count once.
@@ -69,23 +76,79 @@ class SparseTree:
         Raises:
             FormatError: a key is not 32 bytes long.
         """
-        self._keys = sorted(set(keys))
-        for key in self._keys:
-            _check_key(key)
-        numbers = [int.from_bytes(key, "big") for key in self._keys]
-        # Branch i parts keys[i] and keys[i + 1]; its depth is the length of their common prefix.
-        self._branches = [
-            KEY_BITS - (left ^ right).bit_length() for left, right in pairwise(numbers)
-        ]
-        self._children: list[tuple[int, int]] = [(0, 0)] * len(self._branches)
-        self._hashes: list[tuple[bytes, bytes]] = [(EMPTY, EMPTY)] * len(self._branches)
-        self._top = ~0
-        self.root = self._build() if self._keys else EMPTY
+        given = list(keys)
+        for length in set(map(len, given)):
+            _check_key(bytes(length))
+        # About two slots a key: most hold one key or none, so few branches lie inside a slot. The
+        # keys are never sorted as a whole, which would cost more than all hashes together.
+        self._bits = min(len(given).bit_length() + 1, _MAX_SLOT_BITS)
+        self._shared: dict[int, list[bytes]] = {}  # the keys of slots with more than one, sorted
+        level = [b""] * (1 << self._bits)
+        drop, later = 64 - self._bits, []
+        for key, (head,) in zip(given, iter_unpack(">Q24x", b"".join(given)), strict=True):
+            slot = head >> drop
+            if level[slot]:
+                later.append(key)
+            else:
+                level[slot] = b"\x02" + key
+        self.size = len(given) - len(later)
+        crowds: dict[int, set[bytes]] = {}
+        for key in later:
+            slot = self._slot(key)
+            crowds.setdefault(slot, {level[slot][1:]}).add(key)
+        for slot, crowd in crowds.items():
+            if len(crowd) > 1:  # one means that the same key was given twice
+                self.size += len(crowd) - 1
+                self._shared[slot] = held = sorted(crowd)
+                level[slot] = _subtree(held, self._bits)
+        del given, later, crowds
+        self._levels = [level]
+        while len(level) > 1:
+            lefts = iter(level)
+            level = [_join(left, right) for left, right in zip(lefts, lefts, strict=True)]
+            self._levels.append(level)
 
     @property
-    def size(self) -> int:
-        """Number of different keys."""
-        return len(self._keys)
+    def root(self) -> bytes:
+        """32 bytes; zero bytes for no keys."""
+        return _digest(self._levels[-1][0])
+
+    def update(self, add: Iterable[bytes] = (), remove: Iterable[bytes] = ()) -> None:
+        """Add and remove keys; costs about log2(n) hashes a key, not a new tree.
+
+        Args:
+            add: 32-byte keys; those that are there already count once.
+            remove: 32-byte keys; those that are not there are ignored.
+
+        Raises:
+            FormatError: a key is not 32 bytes long, or is to be added and removed; the tree is as
+                it was.
+        """
+        added, removed = set(add), set(remove)
+        for key in added | removed:
+            _check_key(key)
+        if added & removed:
+            raise FormatError(
+                "a key is to be added and removed: its place would depend on the order"
+            )
+        touched = set()
+        for slot, mine in self._by_slot(added | removed).items():
+            before = self._held(slot)
+            after = sorted((set(before) | (mine & added)) - removed)
+            if after == before:
+                continue
+            self.size += len(after) - len(before)
+            touched.add(slot)
+            self._shared.pop(slot, None)
+            if len(after) > 1:
+                self._shared[slot] = after
+                self._levels[0][slot] = _subtree(after, self._bits)
+            else:
+                self._levels[0][slot] = b"".join((SPARSE_LEAF_PREFIX, *after)) if after else b""
+        for below, above in pairwise(self._levels):
+            touched = {slot >> 1 for slot in touched}
+            for slot in touched:
+                above[slot] = _join(below[2 * slot], below[2 * slot + 1])
 
     def prove(self, key: bytes) -> SparseProof:
         """The proof of what stands at a key's place, for :func:`verify_absence` or ``_presence``.
@@ -100,49 +163,40 @@ class SparseTree:
             FormatError: the key is not 32 bytes long.
         """
         _check_key(key)
-        if not self._keys:
-            return SparseProof((), None)
+        slot = self._slot(key)
         siblings: list[bytes] = []
-        node = self._top
-        while node >= 0:
-            depth, common = self._branches[node], _common_bits(key, self._keys[node])
-            if common < depth:
-                # The key leaves the common prefix of this subtree, into the empty side.
-                siblings += [EMPTY] * (common - len(siblings))
-                whole = _node(*self._hashes[node])
-                siblings.append(_lift(whole, self._keys[node], depth, common + 1))
-                return SparseProof(tuple(siblings), None)
-            siblings += [EMPTY] * (depth - len(siblings))
+        for depth in range(self._bits + 1):
+            level = self._levels[self._bits - depth]
+            place = slot >> (self._bits - depth)
+            if depth:
+                siblings.append(_digest(level[place ^ 1]))
+            value = level[place]
+            if len(value) != HASH_SIZE:  # nothing, or a lone key
+                return SparseProof(tuple(siblings), value[1:] or None)
+        # Several keys share the slot: the way goes on below it.
+        held = self._shared[slot]
+        while len(held) > 1:
+            depth = len(siblings)
+            middle = bisect_left(held, 1, key=lambda other: _bit(other, depth))
+            sides = held[:middle], held[middle:]
             side = _bit(key, depth)
-            siblings.append(self._hashes[node][1 - side])
-            node = self._children[node][side]
-        return SparseProof(tuple(siblings), self._keys[~node])
+            siblings.append(_subtree(sides[1 - side], depth + 1))
+            held = sides[side]
+        return SparseProof(tuple(siblings), held[0] if held else None)
 
-    def _build(self) -> bytes:
-        """One pass with a stack of branches that wait for their right side.
+    def _slot(self, key: bytes) -> int:
+        return int.from_bytes(key[:8], "big") >> (64 - self._bits)
 
-        A node is a branch number >= 0, or ~i for the leaf of key i.
-        """
-        waiting: list[tuple[int, int, bytes]] = []  # branch, its left child, that child's hash
-        node, digest = ~0, EMPTY
-        for index, key in enumerate(self._keys):
-            before = self._branches[index - 1] if index else -1
-            after = self._branches[index] if index < len(self._branches) else -1
-            node, digest = ~index, _leaf(key)
-            depth = max(before, after) + 1
-            # Invariant: `digest` is the hash of `node` seen from `depth`. Every waiting branch
-            # that is deeper than the next one has its right side complete.
-            while waiting and self._branches[waiting[-1][0]] > after:
-                branch, left, left_digest = waiting.pop()
-                right_digest = _lift(digest, key, depth, self._branches[branch] + 1)
-                self._children[branch] = (left, node)
-                self._hashes[branch] = (left_digest, right_digest)
-                node, digest = branch, _node(left_digest, right_digest)
-                depth = self._branches[branch]
-            digest = _lift(digest, key, depth, after + 1)
-            waiting.append((index, node, digest))
-        self._top = node
-        return digest
+    def _held(self, slot: int) -> list[bytes]:
+        """The keys of a slot, sorted."""
+        lone = self._levels[0][slot][1:]
+        return self._shared.get(slot) or ([lone] if lone else [])
+
+    def _by_slot(self, keys: set[bytes]) -> dict[int, set[bytes]]:
+        found: dict[int, set[bytes]] = {}
+        for key in keys:
+            found.setdefault(self._slot(key), set()).add(key)
+        return found
 
 
 def verify_presence(root: bytes, key: bytes, proof: SparseProof) -> None:
@@ -201,19 +255,57 @@ def _verify(root: bytes, key: bytes, proof: SparseProof) -> None:
         raise RootMismatchError(root, node)
 
 
-def _lift(digest: bytes, key: bytes, depth: int, target: int) -> bytes:
-    """The hash of a lone subtree seen from a smaller depth, through branches with an empty side."""
-    for level in range(depth - 1, target - 1, -1):
-        digest = _node(EMPTY, digest) if _bit(key, level) else _node(digest, EMPTY)
+# While a tree is built a node is written as b"" (no key below), 0x02 || key (a lone key: its hash is
+# that of its leaf wherever it stands, and most leaves rise through several levels first), or 32 bytes.
+
+
+def _join(left: bytes, right: bytes) -> bytes:
+    if left and right:
+        if len(left) == _LONE:
+            left = _sha256(left).digest()
+        if len(right) == _LONE:
+            right = _sha256(right).digest()
+        return _sha256(b"\x03" + left + right).digest()
+    if left:
+        return left if len(left) == _LONE else _sha256(b"\x03" + left + EMPTY).digest()
+    if right:
+        return right if len(right) == _LONE else _sha256(b"\x03" + EMPTY + right).digest()
+    return b""
+
+
+def _digest(value: bytes) -> bytes:
+    """The hash of a node in the written form."""
+    if not value:
+        return EMPTY
+    return sha256(value) if len(value) == _LONE else value
+
+
+def _subtree(keys: list[bytes], depth: int) -> bytes:
+    """The hash of the subtree over sorted keys that share their first ``depth`` bits."""
+    if not keys:
+        return EMPTY
+    if len(keys) == 1:
+        return _leaf(keys[0])
+    first = keys[0]
+    fork = _common_bits(first, keys[-1])
+    if len(keys) == 2:
+        left, right = _leaf(first), _leaf(keys[1])
+    else:
+        middle = bisect_left(keys, 1, key=lambda key: _bit(key, fork))
+        left, right = _subtree(keys[:middle], fork + 1), _subtree(keys[middle:], fork + 1)
+    digest = _node(left, right)
+    # From the fork up to `depth` the keys go one way, past empty subtrees.
+    for level in range(fork - 1, depth - 1, -1):
+        digest = _node(EMPTY, digest) if _bit(first, level) else _node(digest, EMPTY)
     return digest
 
 
 def _leaf(key: bytes) -> bytes:
-    return sha256(SPARSE_LEAF_PREFIX + key)
+    return _sha256(b"\x02" + key).digest()
 
 
 def _node(left: bytes, right: bytes) -> bytes:
-    return sha256(SPARSE_NODE_PREFIX + left + right)
+    return _sha256(b"\x03" + left + right).digest()
 
 
 def _bit(key: bytes, depth: int) -> int:

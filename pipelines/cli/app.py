@@ -7,7 +7,7 @@ import typer
 from click import ClickException
 from rich.console import Console
 
-from pipelines.cli import asking, paying, rights, running
+from pipelines.cli import asking, keeping, paying, rights, running, tracing
 
 app = typer.Typer(
     name="dataworth",
@@ -17,9 +17,10 @@ app = typer.Typer(
     add_completion=False,
     suggest_commands=False,  # click's own message names the nearest one already
 )
-for module in (running, asking, paying, rights):
+for module in (running, asking, tracing, paying, rights, keeping):
     for command in module.COMMANDS:
         app.command()(command)
+app.add_typer(keeping.keys_app)
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """Commands that answer: `verify`, `sql`, `report`, `diff`, `explain`."""
 
-import json
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,27 +36,30 @@ def verify(
     receipt: Annotated[
         str,
         typer.Argument(
-            help="OWNER, or the path of an OWNER.receipt.json; nothing for the whole home."
+            help="OWNER, or the path of an OWNER.receipt.json or .tlog-proof; nothing for the whole home."
         ),
     ] = "",
     vkey: Annotated[
-        str, typer.Option(help="Verifier key from a source you trust; default the home's own.")
+        str,
+        typer.Option(
+            "--key", "--vkey", help="Verifier key from a source you trust; default the home's own."
+        ),
     ] = "",
 ) -> None:
     """Say yes or no, and why: the whole home, or one owner's receipt."""
-    if receipt.endswith(".json"):
-        _answer(receipt, lambda: _receipt_facts(Path(receipt), vkey))
+    if receipt.endswith((".json", ".tlog-proof")):
+        path = Path(
+            receipt.removesuffix(".tlog-proof").removesuffix(".receipt.json") + ".receipt.json"
+        )
+        _answer(receipt, lambda: _receipt_facts(path, vkey))
         return
     site = this_site()
-    from pipelines.steps.ledger import verifier_key
-
-    key = vkey or verifier_key(site)
     if receipt:
         issued = _required(site, "receipts")
         _answer(
             receipt,
             lambda: _receipt_facts(
-                site.home.receipts / issued["version"] / f"{receipt}.receipt.json", key
+                site.home.receipts / issued["version"] / f"{receipt}.receipt.json", vkey
             ),
         )
         return
@@ -138,29 +140,35 @@ def _answer(name: str, prove: Callable[[], list[str]]) -> None:
     except (OSError, ValueError) as error:
         console.print(f"[red]no[/]  {name}: {error}", highlight=False)
         raise typer.Exit(1) from None
-    shown = facts if len(facts) <= 12 else [*facts[:10], f"... and {len(facts) - 10} more facts"]
-    console.print(f"[green]yes[/] {name}", *shown, sep="\n      ", highlight=False)
+    console.print(f"[green]yes[/] {name}", highlight=False)
+    for fact in facts:  # one line per claim, however narrow the terminal is
+        console.print(f"      {fact}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _receipt_facts(path: Path, vkey: str) -> list[str]:
-    from provenance.verify import verify_receipt
+    from provenance import parse_json
+    from provenance.verify_standalone import verify_receipt
 
     if not path.exists():
         raise FileNotFoundError(
             f"no receipt {path.name}; owners with one: dataworth status, or give the file's path"
         )
     proof = path.with_name(path.name.replace(".receipt.json", ".tlog-proof"))
-    return verify_receipt(
-        json.loads(path.read_bytes()), proof.read_text(), vkey or _key_beside(path)
-    )
+    receipt = parse_json(path.read_bytes())  # strict: no duplicate keys, no second reading
+    text = proof.read_bytes().decode()
+    return verify_receipt(receipt, text, vkey or _key_beside(path, text))
 
 
-def _key_beside(path: Path) -> str:
+def _key_beside(path: Path, proof: str) -> str:
     """The home's published key for a receipt that still lies in its home."""
+    from pipelines.steps.ledger import key_of
+
     for folder in path.resolve().parents:
         if (folder / "ledger" / "vkey").exists():
-            return (folder / "ledger" / "vkey").read_text().strip()
-    raise ValueError("give the ledger's verifier key, from a source you trust: --vkey NAME+ID+KEY")
+            return key_of(folder / "ledger", proof)
+    raise ValueError(
+        "give the ledger's verifier key, from a source you trust: --key NAME+ID+KEY (or --vkey)"
+    )
 
 
 def sql(

@@ -4,7 +4,7 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from pipelines.steps.ledger import corpus_keys, open_ledger, verifier_key
+from pipelines.steps.ledger import corpus_keys, key_of, open_ledger, trusted
 from pipelines.steps.pricing import price_list
 from pipelines.steps.tables import records
 
@@ -169,7 +169,7 @@ def _named(site: "Site", entries: "list[dict[str, Any]]", kind: str, digest: str
 def ledger(site: "Site", commitment: "Result") -> list[str]:
     """Verify the whole ledger with its public key."""
     try:
-        found = open_ledger(site).verify(verifier_key(site))
+        found = open_ledger(site).verify(trusted(site))
     except ValueError as error:
         return [str(error)]
     return (
@@ -182,7 +182,7 @@ def ledger(site: "Site", commitment: "Result") -> list[str]:
 def receipts(site: "Site", receipts: "Result") -> list[str]:
     """Every receipt and Chainpoint proof, by the verifiers that outsiders use."""
     from provenance import verify_chainpoint_v2
-    from provenance.verify import verify_receipt
+    from provenance.verify_standalone import verify_receipt
 
     folder = site.home.receipts / receipts["version"]
     chain = receipts["chainpoint"]
@@ -190,9 +190,8 @@ def receipts(site: "Site", receipts: "Result") -> list[str]:
     for owner in receipts["owners"]:
         try:
             receipt = json.loads((folder / f"{owner}.receipt.json").read_bytes())
-            verify_receipt(
-                receipt, (folder / f"{owner}.tlog-proof").read_text(), verifier_key(site)
-            )
+            text = (folder / f"{owner}.tlog-proof").read_text()
+            verify_receipt(receipt, text, key_of(site.home.ledger, text))
             proof = json.loads((folder / f"{owner}.chainpoint.json").read_bytes())
             verify_chainpoint_v2(
                 proof, chain["index_of"][owner], chain["size"], bytes.fromhex(chain["root"])

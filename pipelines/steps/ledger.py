@@ -1,10 +1,21 @@
 """The home's ledger as the steps use it: entered once, however often a step is repeated."""
 
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provenance import Ledger, SigningKey, vkey
+from provenance import (
+    KeyList,
+    Ledger,
+    SigningKey,
+    note_text,
+    open_key_list,
+    parse_checkpoint,
+    parse_tlog_proof,
+    vkey,
+)
 
 if TYPE_CHECKING:
     from pipelines.site import Site
@@ -29,10 +40,44 @@ def verifier_key(site: "Site") -> str:
     return vkey(origin(site), key.public)
 
 
+def key_list(folder: Path) -> KeyList | None:
+    """Which key signed which sizes, after a rotation; None while there was one key only.
+
+    Args:
+        folder: A ledger folder, with `keys` (signed by the root key) and `root.vkey`.
+    """
+    if not (folder / "keys").exists():
+        return None
+    return open_key_list((folder / "keys").read_bytes(), (folder / "root.vkey").read_text().strip())
+
+
+def key_of(folder: Path, proof: str) -> str:
+    """The key that a ledger folder names for the checkpoint of a tlog-proof.
+
+    Args:
+        folder: A ledger folder.
+        proof: Content of a `.tlog-proof`.
+    """
+    keys = key_list(folder)
+    if keys is None:
+        return (folder / "vkey").read_text().strip()
+    return keys.vkey_at(parse_checkpoint(note_text(parse_tlog_proof(proof).checkpoint)).size)
+
+
+def trusted(site: "Site") -> str | KeyList:
+    """What this home's own ledger is checked with."""
+    return key_list(site.home.ledger) or verifier_key(site)
+
+
 def open_ledger(site: "Site") -> Ledger:
-    """The ledger, opened for appending; created at the first call."""
+    """The ledger, opened for appending; created at the first call. A torn tail that it sets aside is logged."""
     key = SigningKey.from_seed(corpus_keys(site).ledger_seed)
-    ledger = Ledger.open(site.home.ledger, origin(site), key)
+    ledger = Ledger.open(site.home.ledger, origin(site), key, keys=key_list(site.home.ledger))
+    for name in ledger.torn:
+        logging.getLogger(__name__).warning(
+            "the ledger had a torn tail of a writer that was killed; kept as ledger/torn/%s, nothing signed is lost",
+            name,
+        )
     published = site.home.ledger / "vkey"
     if not published.exists():
         from provenance import write_atomic

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from pipelines.runs import digest_of
+from pipelines.runs import digest_of, versions_of
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import parquet, records, token_store
 from provenance import write_atomic
@@ -29,6 +29,7 @@ def value_table(
     """One table of every value: records in-run, groups and their owners by Shapley."""
     import polars as pl
 
+    from provenance import values_body
     from valuation import ValueRow, to_nano, values_frame
 
     groups = [
@@ -54,16 +55,19 @@ def value_table(
     )
     data = parquet(frame)
     digest = sha256(data).hexdigest()
+    tree = value_tree(frame, corpus_keys(site).k_owner)
     # First the ledger, then the file: a run that is killed in between leaves no table that the ledger doesn't name.
     entry = enter(
         site,
         "values",
-        {
+        values_body(tree)
+        | {
             "table": digest,
             "utilities": owner_values.data_version,
             "rows": len(frame),
             "plan": plan["digest"],
             "corpus_version": corpus["version"],
+            "versions": versions_of(site.home.runs / owner_values["run"]),
         },
     )
     write_atomic(site.home.table("values"), data)
@@ -166,8 +170,10 @@ def prices(site: "Site", values: "Result") -> Made:
     digest = sha256(data).hexdigest()
     tree = payout_tree(frame, corpus_keys(site).k_owner)
     root, total = tree.root
+    payable, value_total = _shared_out(site, values["unattributed_nano"])
     body = prices_body(values["corpus_version"], tree) | {
         "values": values["digest"], "rule": found.rule_digest, "table": digest, "currency": found.currency,
+        "payable": payable, "value_total": value_total,
     }  # fmt: skip
     entry = enter(site, "prices", body)
     write_atomic(site.home.table("prices"), data)
@@ -179,6 +185,48 @@ def prices(site: "Site", values: "Result") -> Made:
         "rule_digest": found.rule_digest, "sum_root": root.hex(), "values": values["digest"],
         "unattributed_nano": dict(values["unattributed_nano"]), "skipped": "",
     }  # fmt: skip
+
+
+def _shared_out(site: "Site", unattributed_nano: Mapping[str, int]) -> tuple[int, int]:
+    """What the rule shares out and by which total: with an owner's value they give its price, checked by every receipt."""
+    import polars as pl
+
+    pricing = site.config.pricing
+    payable = (pricing.pool_microunits or 0) - pricing.reserve_microunits
+    table = pl.read_parquet(site.home.table("values")).filter(pl.col("subject_kind") == "owner")
+    worth = sum(max(0, value) for value in table["value_nano"].to_list())
+    nobody = sum(max(0, value) for value in unattributed_nano.values())
+    return payable, worth + nobody if worth else 0
+
+
+VALUE_FIELDS = (
+    "subject_kind",
+    "subject_id",
+    "method",
+    "target",
+    "unit",
+    "value_nano",
+    "n",
+    "se_nano",
+    "ci_low_nano",
+    "ci_high_nano",
+)
+
+
+def committed_values(frame: Any) -> list[dict[str, Any]]:
+    """The rows of owners and groups as receipts show them, in the order of the committed tree; what is null is left out."""
+    rows = frame.filter(frame["subject_kind"].is_in(["owner", "group"])).iter_rows(named=True)
+    return [{name: row[name] for name in VALUE_FIELDS if row[name] is not None} for row in rows]
+
+
+def value_tree(frame: Any, k_owner: bytes) -> "SumTree":
+    """Merkle-sum tree over the values of owners, with their groups at amount 0."""
+    from provenance import SumTree, keyed, value_leaf
+
+    return SumTree(
+        value_leaf(row, keyed(k_owner, row["subject_id"].encode()))
+        for row in committed_values(frame)
+    )
 
 
 def payout_tree(frame: Any, k_owner: bytes) -> "SumTree":

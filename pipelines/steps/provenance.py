@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from pipelines.results import latest
 from pipelines.runs import digest_of
 from pipelines.steps.ledger import corpus_keys, enter, now, open_ledger, verifier_key
-from pipelines.steps.pricing import payout_tree
+from pipelines.steps.pricing import committed_values, payout_tree, value_tree
 from pipelines.steps.tables import records
 from provenance import (
     CorpusState,
@@ -25,10 +26,13 @@ from provenance import (
     keyed,
     sum_path_of,
     to_chainpoint_v2,
+    value_proof,
     write_atomic,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pipelines.results import Result
     from pipelines.site import Site
 
@@ -54,21 +58,21 @@ def commitment(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     """Enter the version's roots in the ledger, beside the digest of its token shards."""
     state = corpus_state(site, corpus["version"])
     index = enter(site, "corpus", state.body())
-    shards = enter(
-        site,
-        "tokens",
-        {
-            "corpus_version": corpus["version"],
-            "tokens": tokens["digest"],
-            "tokenizer": tokens["tokenizer_digest"],
-        },
-    )
+    shards = _enter_tokens(site, corpus, tokens)
     ledger = open_ledger(site)
     return digest_of(state.body()), {
         "files": ["ledger/checkpoint"], "version": corpus["version"], "record_root": state.record_root.hex(), "size": state.size,
         "sparse_root": state.sparse_root.hex(), "entry": index, "tokens_entry": shards, "ledger_size": ledger.size,
         "vkey": verifier_key(site), "demo": corpus_keys(site).is_demo,
     }  # fmt: skip
+
+
+def _enter_tokens(site: "Site", corpus: "Result", tokens: "Result") -> int:
+    body = {
+        "corpus_version": corpus["version"], "tokens": tokens["digest"], "tokenizer": tokens["tokenizer_digest"],
+        "shard_leaves": tokens["shard_leaves"],
+    }  # fmt: skip
+    return enter(site, "tokens", body)
 
 
 def plan_inputs(site: "Site", commitment: "Result", target: "Result") -> dict[str, Any]:
@@ -146,12 +150,11 @@ def receipts(
     site: "Site",
     corpus: "Result",
     tokens: "Result",
+    values: "Result",
     prices: "Result",
     checkpoint: "Result",
 ) -> Made:
     """One receipt and one tlog-proof per owner, checked before they are written, and one Chainpoint proof."""
-    import polars as pl
-
     from pipelines.storage.salts import SaltStore
     from pipelines.storage.versions import Versions
 
@@ -174,10 +177,7 @@ def receipts(
         opened.setdefault(row["owner"], []).append(record)
         commitments.append(commit(salt, canonical))
     price_of, sum_tree, entries = _payouts(site, prices, keys.k_owner)
-    value_rows = pl.read_parquet(site.home.table("values")).filter(
-        pl.col("subject_kind") == "owner"
-    )
-    value_of = {row["subject_id"]: row for row in value_rows.iter_rows(named=True)}
+    shown = _values(site, keys.k_owner)
     owners = sorted(opened)
     built = []
     for owner in owners:
@@ -188,7 +188,6 @@ def receipts(
             for window in checkpoint["windows"]
             if shards & set(window["shards"])
         ]
-        value = value_of.get(owner)
         paid = price_of.get(owner)
         built.append(
             build_receipt(
@@ -199,11 +198,7 @@ def receipts(
                 ),
                 state,
                 opened[owner],
-                values=[
-                    {name: value[name] for name in ("method", "target", "unit", "value_nano", "n")}
-                ]
-                if value
-                else [],
+                values=shown(owner),
                 price={"price_microunits": paid[0], "currency": prices["currency"]}
                 if paid
                 else None,
@@ -211,10 +206,21 @@ def receipts(
                 windows=used,
             )
         )
-    corpus_entry = enter(site, "corpus", state.body())
+    corpus_entry, tokens_entry = (
+        enter(site, "corpus", state.body()),
+        _enter_tokens(site, corpus, tokens),
+    )
+    leaned_on = [
+        corpus_entry,
+        tokens_entry,
+        values["entry"],
+        *entries,
+        checkpoint["start"],
+        checkpoint["entry"],
+    ]
     with site.home.lock("ledger-enter"):
         ledger = open_ledger(site)
-        issued = issue_receipts(ledger, built, [corpus_entry, *entries, checkpoint["entry"]], now())
+        issued = issue_receipts(ledger, built, leaned_on, now())
     folder = site.home.receipts / version
     folder.mkdir(exist_ok=True, mode=0o700)
     chain = chainpoint_tree(commitments)
@@ -243,6 +249,30 @@ def receipts(
         "files": files, "version": version, "owners": owners, "receipts": len(owners), "ledger_size": ledger.size,
         "chainpoint": body | {"index_of": first_of}, "vkey": verifier_key(site),
     }  # fmt: skip
+
+
+def _values(site: "Site", k_owner: bytes) -> "Callable[[str], list[dict[str, Any]]]":
+    """What a receipt shows of an owner's value: its own row and that of its group, each with its path to the total."""
+    import polars as pl
+
+    frame = pl.read_parquet(site.home.table("values"))
+    rows, tree = committed_values(frame), value_tree(frame, k_owner)
+    valued = latest(site.home.results, "owner_values")
+    group_of = {
+        owner: group["id"]
+        for group in (valued["groups"] if valued else [])
+        for owner in group["owners"]
+    }
+
+    def shown(owner: str) -> list[dict[str, Any]]:
+        wanted = {("owner", owner), ("group", group_of.get(owner))}
+        return [
+            value_proof(row, tree, index)
+            for index, row in enumerate(rows)
+            if (row["subject_kind"], row["subject_id"]) in wanted
+        ]
+
+    return shown
 
 
 def _payouts(

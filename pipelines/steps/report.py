@@ -29,7 +29,7 @@ from pipelines.reports.model import (
 )
 from pipelines.reports.parts import Estimate, NotAvailable
 from pipelines.requests import load
-from pipelines.steps.ledger import corpus_keys, open_ledger, verifier_key
+from pipelines.steps.ledger import corpus_keys, key_of, open_ledger
 from provenance import write_atomic
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _evaluation(plan: "Result", evaluation: "Result") -> EvaluationPlan:
 
 
 def _provenance(site: "Site", parts: Mapping[str, "Result"]) -> Provenance:
-    from provenance.verify import VerifyError, verify_receipt
+    from provenance.verify_standalone import VerifyError, verify_receipt
 
     ledger = open_ledger(site)
     folder = site.home.receipts / parts["receipts"]["version"]
@@ -223,9 +223,8 @@ def _provenance(site: "Site", parts: Mapping[str, "Result"]) -> Provenance:
     for owner in parts["receipts"]["owners"]:
         receipt = json.loads((folder / f"{owner}.receipt.json").read_bytes())
         try:
-            facts = verify_receipt(
-                receipt, (folder / f"{owner}.tlog-proof").read_text(), verifier_key(site)
-            )
+            proof = (folder / f"{owner}.tlog-proof").read_text()
+            facts = verify_receipt(receipt, proof, key_of(site.home.ledger, proof))
             checks.append(
                 ReceiptCheck(owner=owner, verified=True, detail=f"{len(facts)} facts proven")
             )

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.requests import Request, RequestError, advance, matching, pending
-from pipelines.runs import Job, digest_of, prepare_on, relative, started
+from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
+from pipelines.steps.erasure_receipts import erasure_receipts
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
@@ -106,11 +107,14 @@ def _enter_state(site: "Site", request: Request, state: str) -> int:
     return enter(site, "erasure", {"request": request.id, "state": state, "digest": digest})
 
 
-def _enter_all(site: "Site", erasure: "Result", state: str) -> None:
+def _enter_all(site: "Site", erasure: "Result", state: str) -> dict[str, int]:
+    """Move every request of the batch forward; the ledger entry of each."""
+    entries = {}
     for request in pending(site.home):
         if request.id in erasure["requests"]:
             advance(site.home, request, state)
-            _enter_state(site, request, state)
+            entries[request.id] = _enter_state(site, request, state)
+    return entries
 
 
 def skipped(erasure: "Result") -> Made | None:
@@ -237,15 +241,21 @@ def robustness_audit(
         )  # a second copy of people's text would outlive the next erasure
     audit = json.loads((directory / "audit.json").read_text())
     plan_digest = json.loads((directory / "result.json").read_text())["plan_digest"]
-    _enter_all(site, erasure, "audited")
+    entries = _enter_all(site, erasure, "audited")
     body = {
         "run": directory.name,
         "plan": plan_digest,
         "audit": sha256((directory / "audit.json").read_bytes()).hexdigest(),
+        "verdict": audit["verdict"],
+        "versions": versions_of(directory),
     }
+    entries["audit"] = enter(site, "audit", body)
+    files = [
+        f"runs/{directory.name}/{name}" for name in ("audit.json", "rows.parquet", "plan.json")
+    ]
+    files += erasure_receipts(site, corpus, erasure, body, entries)
     return body["audit"], {
-        "files": [f"runs/{directory.name}/{name}" for name in ("audit.json", "rows.parquet", "plan.json")], "run": directory.name,
-        "verdict": audit["verdict"], "entry": enter(site, "audit", body), "plan_digest": plan_digest, "people": erasure["people"],
+        "files": files, "run": directory.name, "verdict": audit["verdict"], "entry": entries["audit"], "plan_digest": plan_digest, "people": erasure["people"],
         "gold_seeds": len(models["gold"]["golds"]), "skipped": "",
     }  # fmt: skip
 

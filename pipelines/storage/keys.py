@@ -12,6 +12,9 @@ k_seal       seals the target_confirm part and other texts   the sealed texts
 ledger_seed  ed25519 seed of the ledger's signature          signing on; old entries stay verifiable
 ===========  ==============================================  =========================================
 
+The file is mode 0600. With `DATAWORTH_KEY` (or a key file) in the environment it is also sealed, AES-256-GCM: then nothing in
+the home opens the salts or signs without what is kept elsewhere.
+
 One key per purpose: a digest that is stored under one of them never doubles as a key of another.
 
 The default corpus, tests and benchmarks use :meth:`CorpusKeys.demo`, fixed keys that everybody
@@ -28,11 +31,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pipelines.settings import home_key
 from pipelines.storage.errors import KeysError
 from provenance.canonical import jcs, keyed, parse_json, sync_folder, write_atomic
+from provenance.errors import SealError
 from provenance.hashing import sha256
+from provenance.sealing import HEADER, seal, unseal
 
 FORMAT: Final = 1
+_AAD: Final = b"dataworth/keys/1"
 _DEMO_TAG: Final = b"dataworth/demo key, known to everybody/"
 
 
@@ -82,8 +89,20 @@ _NAMES: Final = tuple(
 )
 
 
+LOST: Final = {
+    "k_fp": ("fingerprints of contents", "duplicates are no longer found, and no absence can be proven"),
+    "k_id": ("record ids", "the names of all records"),
+    "k_file": ("digests of deliveries and blocks", "damaged files are no longer found"),
+    "k_owner": ("owner pseudonyms", "nobody can prove whose a leaf is, or that a price is an owner's"),
+    "k_salts": ("the sealed salts", "every commitment: no receipt can be made again"),
+    "k_seal": ("sealed texts, target_confirm, the suppression list", "the sealed texts, and erased contents could come back"),
+    "ledger_seed": ("the ledger's signature", "signing on; old entries stay verifiable"),
+}  # fmt: skip
+"""What each key is used for, and what is lost with it."""
+
+
 def save(keys: CorpusKeys, path: Path) -> None:
-    """Write the key file, mode 0600, atomically.
+    """Write the key file, mode 0600, atomically; sealed when the environment holds a key.
 
     Args:
         keys: the keys.
@@ -92,10 +111,33 @@ def save(keys: CorpusKeys, path: Path) -> None:
     Raises:
         OSError: the disk refused.
     """
+    data, wrap = encode(keys), home_key()
+    write_atomic(path, data if wrap is None else seal(wrap, data, _AAD), mode=0o600)
+
+
+def encode(keys: CorpusKeys) -> bytes:
+    """The keys as the plain bytes of a key file.
+
+    Args:
+        keys: the keys.
+
+    Returns:
+        JCS and a newline.
+    """
     document = {name: getattr(keys, name).hex() for name in _NAMES}
-    write_atomic(
-        path, jcs({"format": FORMAT, "demo": keys.is_demo, **document}) + b"\n", mode=0o600
-    )
+    return jcs({"format": FORMAT, "demo": keys.is_demo, **document}) + b"\n"
+
+
+def shown(key: bytes) -> str:
+    """Eight hex digits by which two people can compare a key without showing it.
+
+    Args:
+        key: 32 bytes.
+
+    Returns:
+        The beginning of a keyed digest; it says nothing about the key.
+    """
+    return keyed(key, b"dataworth/shown key").hex()[:8]
 
 
 def load(path: Path) -> CorpusKeys:
@@ -116,13 +158,44 @@ def load(path: Path) -> CorpusKeys:
             raise KeysError(
                 f"the key file can be read by other users (mode {mode & 0o777:o}): chmod 600 it"
             )
-        document = parse_json(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         raise KeysError(
             "no key file in this home: run `dataworth keys init`, or import a backup of the keys"
         ) from None
     except PermissionError:
         raise KeysError("the key file belongs to another user") from None
+    return decode(_opened(data))
+
+
+def _opened(data: bytes) -> bytes:
+    if not data.startswith(HEADER):
+        return data
+    wrap = home_key()
+    if wrap is None:
+        raise KeysError(
+            "the key file is sealed: set DATAWORTH_KEY, or DATAWORTH_KEY_FILE to the file that holds it"
+        )
+    try:
+        return unseal(wrap, data, _AAD)
+    except SealError:
+        raise KeysError("the key file does not open with the DATAWORTH_KEY that is set") from None
+
+
+def decode(data: bytes) -> CorpusKeys:
+    """The keys that plain bytes hold.
+
+    Args:
+        data: from :func:`encode`.
+
+    Returns:
+        The keys.
+
+    Raises:
+        KeysError: damaged, or of another format.
+    """
+    try:
+        document = parse_json(data)
     except ValueError:
         raise KeysError("the key file is damaged: import a backup of the keys") from None
     if not isinstance(document, dict) or document.keys() != {"format", "demo", *_NAMES}:

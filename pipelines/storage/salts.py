@@ -118,6 +118,19 @@ class SaltStore:
                 os.fsync(old.fileno())
         return len(gone)
 
+    def reseal(self, keys: CorpusKeys) -> None:
+        """Seal the salts under another key; the salts, and so all commitments, stay.
+
+        Args:
+            keys: the corpus keys with another k_salts.
+
+        Raises:
+            OSError: the disk refused; the store opens with the old key as before.
+        """
+        self._keys = keys
+        if self._path.exists():
+            self._write(self._salts)
+
     def _make(self, record_id: bytes) -> bytes:
         if self._keys.is_demo:
             return keyed(self._keys.k_salts, b"dataworth/demo salt/" + record_id)

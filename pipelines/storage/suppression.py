@@ -84,6 +84,18 @@ class SuppressionList:
             self._erased, self._withdrawn | {self._entry(item, owner) for item in fingerprints}
         )
 
+    def take_over(self, other: "SuppressionList") -> None:
+        """Refuse what another list of the same corpus refuses, too.
+
+        Args:
+            other: read with the same keys.
+
+        Raises:
+            OSError: the disk refused; the list is as before.
+        """
+        if other._erased - self._erased or other._withdrawn - self._withdrawn:  # noqa: SLF001 - our own class
+            self._write(self._erased | other._erased, self._withdrawn | other._withdrawn)  # noqa: SLF001 - the same
+
     def _entry(self, fingerprint: bytes, owner: str = "") -> str:
         return keyed(self._key, fingerprint + owner.encode()).hex()
 

@@ -51,6 +51,25 @@ def subproof(m: int, leaves: list[bytes], *, known: bool) -> list[bytes]:
     return [*subproof(m - k, leaves[k:], known=False), root(leaves[:k])]
 
 
+def subtree(start: int, end: int, leaves: list[bytes]) -> list[bytes]:
+    """SUBTREE_PROOF(start, end, D_n) of draft-ietf-plants-merkle-tree-certs, section 4.4.1."""
+    return subtree_subproof(start, end, leaves, known=True)
+
+
+def subtree_subproof(start: int, end: int, leaves: list[bytes], *, known: bool) -> list[bytes]:
+    """SUBTREE_SUBPROOF(start, end, D_n, b) of the same section."""
+    n = len(leaves)
+    if (start, end) == (0, n):
+        return [] if known else [root(leaves)]
+    k = split(n)
+    if end <= k:
+        return [*subtree_subproof(start, end, leaves[:k], known=known), root(leaves[k:])]
+    if k <= start:
+        rest = subtree_subproof(start - k, end - k, leaves[k:], known=known)
+        return [*rest, root(leaves[:k])]
+    return [*subtree_subproof(0, end - k, leaves[k:], known=False), root(leaves[:k])]
+
+
 def inclusion_root(leaf: bytes, index: int, size: int, path: list[bytes]) -> bytes | None:
     """The loop of RFC 9162, section 2.1.3.2, with its variable names; None for a bad length."""
     if index >= size:

@@ -123,7 +123,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def ledger(home: Path) -> list[dict[str, Any]]:
     """Every entry of the ledger."""
-    return rows(home / "ledger/entries.jsonl")
+    return [row for row in rows(home / "ledger/entries.jsonl") if "checkpoint" not in row]
 
 
 def stored(home: Path, version: str) -> list[Path]:

@@ -111,6 +111,7 @@ def test_every_aligned_subtree_is_proven_in_every_tree():
             end = min(start + width, size)
             part = oracle.root(data[start:end])
             path = tree.subtree_consistency_path(start, end, size)
+            assert path == oracle.subtree(start, end, data[:size])
             verify_subtree_consistency(start, end, size, part, tree.root(size), path)
             if size == tree.size:
                 assert tree.subtree_root(start, end - start) == part

@@ -57,6 +57,41 @@ def test_every_key_is_provably_present_or_provably_absent(inside, asked):
             wrong(tree.root, key, proof)
 
 
+@given(KEYS, KEYS, KEYS)
+def test_an_update_gives_the_tree_that_is_built_anew(inside, add, remove):
+    """Law: after any additions and removals root, size and all proofs are those of a fresh tree."""
+    add = [key for key in add if key not in remove]
+    tree = SparseTree(inside)
+    tree.update(add, remove)
+    left = (set(inside) | set(add)) - set(remove)
+    fresh = SparseTree(left)
+    assert tree.root == fresh.root == oracle.sparse_root(sorted(left))
+    assert tree.size == len(left)
+    for key in inside + add + remove:
+        assert tree.prove(key) == fresh.prove(key)
+
+
+def test_a_tree_grown_key_by_key_equals_one_built_at_once():
+    """600 keys one after the other, then most of them removed again: each root is the fresh tree's."""
+    tree, everything = SparseTree([]), keys(600)
+    for number, key in enumerate(everything):
+        tree.update([key])
+        if number % 97 == 0:
+            assert tree.root == SparseTree(everything[: number + 1]).root
+    tree.update(remove=everything[5:])
+    assert tree.root == oracle.sparse_root(everything[:5])
+
+
+def test_an_update_that_contradicts_itself_changes_nothing():
+    """A key to be added and removed, or of another length, is refused before anything moves."""
+    tree = SparseTree(keys(5))
+    before = tree.root
+    for add, remove in (([keys(1)[0]], [keys(1)[0]]), ([b"short"], []), ([], [b"short"])):
+        with pytest.raises(FormatError):
+            tree.update(add, remove)
+    assert (tree.root, tree.size) == (before, 5)
+
+
 def test_erasing_a_key_gives_the_tree_that_never_held_it():
     """After an erasure the root equals that of a corpus without the record: no trace stays."""
     everything = keys(20)

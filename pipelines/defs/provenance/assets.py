@@ -13,7 +13,7 @@ GROUP = "provenance"
 OWNERS = ["team:provenance"]
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"json"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
 def commitment(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, tokens: Result
 ) -> dg.MaterializeResult:
@@ -40,7 +40,7 @@ def evaluation_plan(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"json"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
 def receipts(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, tokens: Result, commitment: Result,
     values: Result, prices: Result, checkpoint: Result,
@@ -51,5 +51,5 @@ def receipts(
         "commitment": commitment.data_version, "values": values.data_version,
         "prices": prices.data_version, "checkpoint": checkpoint.data_version,
     }  # fmt: skip
-    make = partial(steps.receipts, site, corpus, tokens, prices, checkpoint)
+    make = partial(steps.receipts, site, corpus, tokens, values, prices, checkpoint)
     return home.materialize(context, inputs, make, describe.receipts)

@@ -43,7 +43,11 @@ from provenance import (
     sum_path_of,
     tlog_proof,
     tombstone_leaf,
+    value_leaf,
+    value_proof,
+    values_body,
 )
+from provenance.versions import ITEMS
 
 FOLDER = Path(__file__).parent
 ORIGIN = "dataworth.example/demo"
@@ -57,6 +61,10 @@ WINDOWS = [
     {"run": "run-1", "first_step": 0, "last_step": 99, "shards": [0]},
     {"run": "run-1", "first_step": 100, "last_step": 199, "shards": [0]},
 ]
+VALUES = {"ada": 7_000_009, "bob": 2_999_991, "all": 10_000_000}
+POOL = 1_000_000
+EVERYTHING = [0, 1, 2, 4, 5, 6]
+"""Ledger entries that a receipt of the first version leans on; 3, 7 and 8 are those of the erasure."""
 
 
 def secret(name: str) -> bytes:
@@ -94,12 +102,38 @@ class Market:
         self.payouts = SumTree(
             [(self.pseudonym("ada"), 700_001), (self.pseudonym("bob"), 299_999), (b"reserve", 5)]
         )
-        bodies = [("corpus", self.state.body()), ("windows", {"windows": WINDOWS})]
-        bodies += [
-            ("prices", prices_body("version-1", self.payouts)),
+        self.values = SumTree(
+            value_leaf(self.value(owner), self.pseudonym(owner)) for owner in (*TEXTS, "all")
+        )
+        versions = {item: secret(item).hex() for item in ITEMS} | {"retrieval_index": "none"}
+        state = {"state_digest": secret("checkpoint").hex()}
+        prices = prices_body("version-1", self.payouts)
+        self.request = {"kind": "erase", "owner": "bob", "record_ids": [], "sources": ["book.txt"]}
+        request = sha256(jcs(self.request)).hexdigest()[:16]
+        bodies = [
+            ("corpus", self.state.body()),
+            ("windows", {"windows": [window | state for window in WINDOWS]}),
+            ("prices", prices | {"values": "77" * 32, "payable": POOL, "value_total": 10_000_000}),
             ("corpus", self.later.body()),
+            ("values", values_body(self.values) | {"table": "77" * 32, "versions": versions}),
+            ("run", {"run": "run-1", "versions": versions}),
+            ("tokens", {"corpus_version": "version-1", "shard_leaves": 4096}),
+            ("erasure", {"request": request, "state": "audited"}),
+            ("audit", {"audit": "88" * 32, "verdict": "PASS", "versions": versions}),
         ]
         self.ledger.append_many(bodies, TIME)
+
+    def value(self, owner: str) -> dict:
+        """The value of an owner, or of the group of all."""
+        kind = "group" if owner == "all" else "owner"
+        row = {
+            "subject_kind": kind,
+            "subject_id": owner,
+            "method": "shapley",
+            "target": "target_value",
+        }
+        row |= {"unit": "nat", "value_nano": VALUES[owner], "n": 24}
+        return row | ({"se_nano": 123_456} if kind == "group" else {})
 
     def pseudonym(self, owner: str) -> bytes:
         """The owner's pseudonym."""
@@ -132,26 +166,42 @@ class Market:
         """Whose receipt it is."""
         return ReceiptOwner(owner, self.pseudonym(owner), secret(f"receipt {owner}"))
 
-    def before(self, owner: str, amount: int | None = None, licence: str = "CC0-1.0") -> dict:
-        """The receipt of an owner for the first version."""
+    def before(
+        self, owner: str, amount: int | None = None, licence: str = "CC0-1.0", *,
+        values: dict | None = None, value_of: str = "", shards: list[int] | None = None,
+    ) -> dict:  # fmt: skip
+        """The receipt of an owner for the first version, and what a lying operator would bend in it."""
         index = list(TEXTS).index(owner)
+        bent = {name: value for name, value in (values or {}).items() if name in self.value("ada")}
+        group = {name: value for name, value in (values or {}).items() if name not in bent}
         records = [self.record(row, self.tree, licence) for row in self.rows if row[0] == owner]
         paid = (700_001, 299_999)[index] if amount is None else amount
         return build_receipt(
             self.owner(owner),
             self.state,
             records,
-            values=[{"method": "shapley", "unit": "nat", "value_nano": 12_345_678, "n": 24}],
+            values=[
+                value_proof(self.value(value_of or owner) | bent, self.values, index),
+                value_proof(self.value("all") | group, self.values, 2),
+            ],
             price={"price_microunits": paid, "currency": "EUR", "rule_digest": "aa" * 32},
             sum_path=sum_path_of(self.payouts, index),
-            windows=WINDOWS,
+            windows=[window | ({"shards": shards} if shards else {}) for window in WINDOWS],
         )
 
-    def after(self, absence: dict) -> dict:
-        """Bob's receipt for the second version: the erased record is absent."""
+    def after(self, absence: dict, **changes: object) -> dict:
+        """Bob's receipt for the second version: the erased record is absent, the request answered."""
         rows = [row for row in self.rows if row[0] == "bob" and row != ERASED]
         records = [self.record(row, self.later_tree) for row in rows]
-        return build_receipt(self.owner("bob"), self.later, records, absences=[absence])
+        erasure = {
+            "identity": self.request,
+            "state": "audited",
+            "audit": "88" * 32,
+            "verdict": "PASS",
+        }
+        return build_receipt(
+            self.owner("bob"), self.later, records, absences=[absence], erasures=[erasure | changes]
+        )
 
     def lie(self, receipt: dict, entries: list[int], kind: str = "receipt") -> tuple[bytes, str]:
         """Issue a receipt without checking it, as a dishonest operator would."""
@@ -167,9 +217,11 @@ def pairs(folder: Path) -> dict[str, tuple[bytes, str, str]]:
     """Receipt, tlog-proof and the reason for refusal ("" for good ones) by name."""
     market = Market(folder)
     ledger = market.ledger
-    ada, bob = issue_receipts(ledger, [market.before("ada"), market.before("bob")], [0, 1, 2], TIME)
+    ada, bob = issue_receipts(
+        ledger, [market.before("ada"), market.before("bob")], EVERYTHING, TIME
+    )
     absence = absence_proof(market.later_sparse, market.marks[ERASED])
-    (erased,) = issue_receipts(ledger, [market.after(absence)], [3], TIME)
+    (erased,) = issue_receipts(ledger, [market.after(absence)], [3, 7, 8], TIME)
     out = {
         "good/ada": (ada.receipt, ada.tlog_proof, ""),
         "good/bob": (bob.receipt, bob.tlog_proof, ""),
@@ -220,25 +272,73 @@ def pairs(folder: Path) -> dict[str, tuple[bytes, str, str]]:
     )
     out["bad/no-entry-in-the-proof"] = (ada.receipt, no_extra, "malformed")
 
+    lies = lies_of(market)
+    for name, (receipt, entries, reason) in lies.items():
+        out[f"bad/{name}"] = (*market.lie(receipt, entries), reason)
+    receipt = market.before("ada")
+    out["bad/operator-entry-of-another-kind"] = (
+        *market.lie(receipt, EVERYTHING, "note"),
+        "kind of the receipt",
+    )
+    return out
+
+
+def lies_of(market: Market) -> dict[str, tuple[dict, list[int], str]]:
+    """Receipts that a dishonest operator signs: content, attached entries, and why they are refused."""
     lies = {
         "operator-record-not-under-the-root": (
             market.before("ada", licence="MIT"),
-            [0, 1, 2],
+            EVERYTHING,
             "root",
         ),
         "operator-price-not-in-the-total": (
             market.before("ada", 700_002),
-            [0, 1, 2],
+            EVERYTHING,
             "payout: root",
         ),
-        "operator-version-not-named": (market.before("ada"), [1, 2], "corpus version named"),
-        "operator-other-version-named": (market.before("ada"), [3, 1, 2], "corpus version named"),
+        "operator-version-not-named": (
+            market.before("ada"),
+            [1, 2, 4, 5, 6],
+            "corpus version named",
+        ),
+        "operator-other-version-named": (
+            market.before("ada"),
+            [3, 1, 2, 4, 5, 6],
+            "corpus version named",
+        ),
         "operator-payouts-not-named": (
             market.before("ada"),
-            [0, 1],
+            [0, 1, 4, 5, 6],
             "payouts of the corpus version",
         ),
     }
+    lies["operator-value-not-in-the-total"] = (
+        market.before("ada", values={"value_nano": 7_000_010}), EVERYTHING, "value: root",
+    )  # fmt: skip
+    lies["operator-standard-error-changed"] = (
+        market.before("ada", values={"se_nano": 1}), EVERYTHING, "value: root",
+    )  # fmt: skip
+    lies["operator-value-of-another-owner"] = (
+        market.before("bob", value_of="ada"), EVERYTHING, "value: root",
+    )  # fmt: skip
+    lies["operator-window-without-own-shards"] = (
+        market.before("ada", shards=[7]), EVERYTHING, "a shard of this owner's records",
+    )  # fmt: skip
+    for name, change, reason in (
+        ("price-against-the-rule", {"payable": 2 * POOL}, "price by the rule"),
+        ("price-of-a-share-too-large", {"value_total": 5_000_000}, "price by the rule"),
+        ("prices-from-other-values", {"values": "66" * 32}, "table of values"),
+    ):
+        body = market.ledger.entry(2)["body"] | change
+        index = market.ledger.append("prices", body, TIME)
+        lies[f"operator-{name}"] = (market.before("ada"), [0, 1, index, 4, 5, 6], reason)
+    absent = absence_proof(market.later_sparse, market.marks[ERASED])
+    for name, change, reason in (
+        ("verdict-changed", {"verdict": "INCONCLUSIVE"}, "audit and verdict"),
+        ("state-ahead", {"state": "shredded"}, "state of request"),
+        ("request-of-another", {"identity": {"kind": "erase", "owner": "ada"}}, "state of request"),
+    ):
+        lies[f"operator-{name}"] = (market.after(absent, **change), [3, 7, 8], reason)
     private = CorpusState("version-1", market.later.record_root, 5, market.sparse.root)
     split = build_receipt(market.owner("bob"), private, [])
     lies["operator-two-roots-for-one-version"] = (split, [0], "corpus version named")
@@ -257,14 +357,7 @@ def pairs(folder: Path) -> dict[str, tuple[bytes, str, str]]:
     }
     shown = build_receipt(market.owner("bob"), market.state, [], absences=[own])
     lies["operator-presence-shown-as-absence"] = (shown, [0], "absence: another key")
-    for name, (receipt, entries, reason) in lies.items():
-        out[f"bad/{name}"] = (*market.lie(receipt, entries), reason)
-    receipt = market.before("ada")
-    out["bad/operator-entry-of-another-kind"] = (
-        *market.lie(receipt, [0, 1, 2], "note"),
-        "kind of the receipt",
-    )
-    return out
+    return lies
 
 
 def sign(ledger: Ledger, size: int, market: Market) -> bytes:
