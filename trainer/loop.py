@@ -332,6 +332,7 @@ class _Training:
     def save(self, *, background: bool = False) -> None:
         """Checkpoint and close the window; in the background it is complete at the next save, or at the end."""
         assert self.timings is not None
+        self.timings.flush()
         begun, tensors = perf_counter(), self.state()
         self.compare(tensors)
         leaves = state_leaves(tensors, self.mesh)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs, write_atomic
@@ -169,7 +170,12 @@ def _losses_digest(directory: Path) -> str:
     if not lines:
         return "none"
     rows = [
-        [line["step"], decimal_string(line["loss"]), decimal_string(line.get("grad_norm", 0.0))]
+        [line["step"], *(_number(line.get(name, 0.0)) for name in ("loss", "grad_norm"))]
         for line in lines
     ]
     return hashlib.sha256(jcs(rows)).hexdigest()
+
+
+def _number(value: float) -> str:
+    """A decimal string; the loss of a step that the spike guard refused may not be finite."""
+    return decimal_string(value) if isfinite(value) else str(value)

@@ -106,7 +106,7 @@ class Saver:
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            raise _save_error(error) from error
+            raise error if isinstance(error, SaveError) else _save_error(error)
 
     def _begin(self, manifest: Manifest) -> Path:
         unfinished = self.directory / f"step-{manifest.step}.tmp"
@@ -182,8 +182,6 @@ def _discard(folder: Path) -> None:
 
 def _save_error(error: BaseException) -> SaveError:
     """The disk's own words, out of whatever DCP wrapped them in."""
-    if isinstance(error, SaveError):
-        return error
     causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
     said = {
         getattr(cause, "strerror", None) or f"{type(cause).__name__}: {cause}" for cause in causes

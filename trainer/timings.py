@@ -2,8 +2,8 @@
 
     {"step": 7, "input": [us, ...], "local": [...], "communicate": [...], "update": [...], "checkpoint": [...]}
 
-one entry per rank, in microseconds. The times of a step travel with the counts of the next one, in an all-reduce that
-is made anyway; before a checkpoint they are gathered.
+one entry per rank, in microseconds; the lines of one step add up. The times of a step travel with the counts of the
+next one, in an all-reduce that is made anyway; before and after a checkpoint they are gathered, in a line each.
 
 A step of synchronised processes lasts as long as its slowest one: the others wait in the collective. So what a process
 spends in `communicate` is waiting for the slowest, up to max(input + local) - its own, and moving bytes, the rest.
@@ -59,11 +59,8 @@ class Timings:
             write_atomic(self._path, b"".join(json.dumps(line).encode() + b"\n" for line in kept))
 
     def note(self, step: int, **seconds: float) -> None:
-        """Keep what this process spent on a step, by column; a second note of the same step adds to the first."""
-        if step != self._step:
-            self._step, self._own = step, dict.fromkeys(COLUMNS, 0.0)
-        for column, spent in seconds.items():
-            self._own[column] += spent
+        """Keep what this process spent on a step, by column, until it is written."""
+        self._step, self._own = step, dict.fromkeys(COLUMNS, 0.0) | seconds
 
     def outgoing(self) -> list[float]:
         """World x columns numbers, zero except this process's own: summed over the processes they are everyone's."""

@@ -115,26 +115,40 @@ class Watch:
             dist.monitored_barrier(self._group, timedelta(seconds=self.timeout_s))
 
     def _leave_words(self, error: BaseException) -> None:
+        """Say why this process ends. The store may be rank 0's own: it stays until the others have read it."""
         with suppress(RuntimeError):
             self._store.set(f"words{self.mesh.rank}", f"{type(error).__name__}: {error}"[:500])
+            if self.mesh.rank == 0:
+                dist.destroy_process_group()  # wakes those that wait for this process
+                self._answers()
 
     def _roll_call(self, error: BaseException) -> LostProcessError:
         """Answer, wait for the others' answers, and say who has not answered."""
-        with suppress(RuntimeError):
-            dist.destroy_process_group()  # wakes those that still wait for this process
-        others = [rank for rank in range(self.mesh.world_size) if rank != self.mesh.rank]
-        until = time.monotonic() + min(GRACE_S, self.timeout_s)
-        silent, words = others, dict[int, str]()
+        words: dict[int, str] = {}
         try:
+            words = self._words()
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
             self._store.set(f"here{self.mesh.rank}", "")
-            while silent and time.monotonic() < until and not words:
-                time.sleep(0.02)
-                words = {r: self._said(f"words{r}") for r in silent if self._has(f"words{r}")}
-                silent = [r for r in silent if not self._has(f"here{r}") and r not in words]
+            silent = [] if words else self._answers()
+            words = words or self._words()
         except RuntimeError:  # the store was rank 0's and went with it
-            silent, words = [0], {}
-        lost = sorted({*silent, *words}) if not words else sorted(words)
-        return _lost(self.mesh, lost, words, self.timeout_s, error)
+            silent = [0]
+        return _lost(self.mesh, silent, words, self.timeout_s, error)
+
+    def _answers(self) -> list[int]:
+        """Wait for the others to answer or to have said their last words; returns those that did neither."""
+        until = time.monotonic() + min(GRACE_S, self.timeout_s)
+        silent = [rank for rank in range(self.mesh.world_size) if rank != self.mesh.rank]
+        while silent and time.monotonic() < until:
+            silent = [r for r in silent if not self._has(f"here{r}") and not self._has(f"words{r}")]
+            time.sleep(0.02)
+        return silent
+
+    def _words(self) -> dict[int, str]:
+        """Rank -> last words of the others."""
+        others = [rank for rank in range(self.mesh.world_size) if rank != self.mesh.rank]
+        return {r: self._said(f"words{r}") for r in others if self._has(f"words{r}")}
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))
@@ -227,22 +241,25 @@ def _contact_lost(error: BaseException) -> bool:
     wrapped = [cause for cause, _ in getattr(error, "failures", {}).values()]
     if isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST):
         return True
-    causes = [*wrapped, *([error.__cause__] if error.__cause__ else [])]
+    cause = error.__cause__
+    causes = wrapped if cause is None or cause is error else [*wrapped, cause]
     return any(_contact_lost(cause) for cause in causes)
 
 
 def _lost(
-    mesh: Mesh, lost: list[int], words: dict[int, str], timeout_s: int, error: BaseException
+    mesh: Mesh, silent: list[int], words: dict[int, str], timeout_s: int, error: BaseException
 ) -> LostProcessError:
-    present = [rank for rank in range(mesh.world_size) if rank not in lost]
     if words:
         rank, said = min(words.items())
         text = f"rank {rank} stopped: {said}"
-    elif lost:
-        listed = ", ".join(map(str, lost))
+    elif silent:
+        listed = ", ".join(map(str, silent))
         text = f"rank {listed} died, or did not come to a collective within {timeout_s} s"
     else:
         text = f"a collective failed although every process is there: {error}"
+    # Who ends by an error of its own reports it; only for those that can't does the first of the others speak.
+    present = [rank for rank in range(mesh.world_size) if rank not in silent]
+    speaker = -1 if 0 in words else present[0]
     return LostProcessError(
-        f"{text}; start the run again, it goes on from its newest checkpoint", speaker=present[0]
+        f"{text}; start the run again, it goes on from its newest checkpoint", speaker=speaker
     )

@@ -188,13 +188,11 @@ def test_a_run_of_spikes_stops_with_its_last_checkpoint(home):
     assert "the guard allows 3" in json.loads((directory / "exit.json").read_bytes())["reason"]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_agree(home, strategy):
+@pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard"])
+def test_two_processes_agree(home, axis):
     """Two processes roll back together at the steps of one process and end near its weights."""
-    name = f"two-{strategy}"
-    run, directory = _start(
-        home, name, _guard("rollback"), layout=Layout(strategy=strategy, world_size=2)
-    )
+    name = f"two-{axis}"
+    run, directory = _start(home, name, _guard("rollback"), layout=Layout(**{axis: 2}))
     answers = run_processes(2, home / f"{name}.group", fit_spiky, run, directory, [8])
     assert answers == [(EXIT_DONE, list(range(STEPS)))] * 2
     (event,), (single,) = (read_lines(d / EVENTS_FILE) for d in (directory, home / "back"))

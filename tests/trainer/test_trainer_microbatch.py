@@ -73,13 +73,13 @@ def test_means_of_pieces_would_be_seen(store):
     assert abs(wrong.item() - right.item()) > 1e-4
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_with_pieces_compute_the_losses_of_one(tmp_path, strategy):
+@pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard"])
+def test_two_processes_with_pieces_compute_the_losses_of_one(tmp_path, axis):
     """2 processes x 2 unequal pieces in float64: loss and norm of one process to 1e-10 over 6 steps, weights to 1e-9."""
     found = {}
     for name, layout, pieces in (
         ("single", Layout(), 1),
-        (strategy, Layout(strategy=strategy, world_size=2), 2),
+        (axis, Layout(**{axis: 2}), 2),
     ):
         run = make_run(
             tmp_path, name, steps=6, every=6, layout=layout, precision="float64",
@@ -97,8 +97,8 @@ def test_two_processes_with_pieces_compute_the_losses_of_one(tmp_path, strategy)
             ),
             dict(read_tensors(newest(tmp_path / name))),
         )
-    torch.testing.assert_close(found[strategy][0], found["single"][0], rtol=1e-10, atol=0)
-    for name, tensor in found[strategy][1].items():
+    torch.testing.assert_close(found[axis][0], found["single"][0], rtol=1e-10, atol=0)
+    for name, tensor in found[axis][1].items():
         expected = found["single"][1][name]
         assert tensor.dtype == (torch.float32 if name == "optim.step" else torch.float64)
         torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-9, msg=name)

@@ -8,8 +8,9 @@ import torch
 from trainer_parity import KINDS, Case, fitting, load_state, save_state
 from trainer_processes import run_processes
 
-from trainer.checkpoint import read_tensors, verify
+from trainer.checkpoint import read_tensors
 from trainer.layout import Layout, violations
+from trainer.manifest import verify
 from trainer.root import checkpoint_root
 from trainer.spec import BatchSpec
 

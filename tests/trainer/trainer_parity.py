@@ -5,15 +5,17 @@ import dataclasses
 import numpy as np
 import torch
 
-from trainer.checkpoint import Manifest, load_into, model_state, save
+from trainer.checkpoint import load_into, model_state
 from trainer.data import IGNORE, Batch
 from trainer.layout import Layout
+from trainer.manifest import Manifest
 from trainer.mesh import init_mesh
 from trainer.model import Transformer, init_parameters
 from trainer.objective import LanguageModelling
 from trainer.optim import build_optimizer
 from trainer.partition import apply_layout, full, local
-from trainer.root import state_root
+from trainer.root import leaves_root, state_leaves, state_root
+from trainer.saver import Saver
 from trainer.spec import ModelSpec, OptimSpec
 from trainer.step import train_step
 
@@ -136,8 +138,12 @@ def save_state(case, layout, folder):
     for step in range(case.steps):
         one_step(step, mesh, model, optimizer, objective)
     tensors = _state(model, optimizer)
-    manifest = Manifest("r", "0" * 64, case.steps, state_root(tensors, mesh))
-    save(folder, manifest, tensors, mesh=mesh, keep_last=1)
+    leaves = state_leaves(tensors, mesh)
+    manifest = Manifest(
+        run="r", run_digest="0" * 64, model_digest="0" * 64, corpus_version="none", tokens_digest="0" * 64,
+        step=case.steps, root=leaves_root(leaves), tensors=len(leaves),
+    )  # fmt: skip
+    Saver(folder, mesh, keep_last=1).save(manifest, tensors)
 
 
 def load_state(case, layout, folder):
