@@ -120,7 +120,7 @@ def _contents(receipt: dict[str, Any], bodies: dict[str, list[Any]]) -> list[str
             _same(f"{steps}: a shard of this owner's records", expected=True, got=bool(held & set(row["shards"])))
         facts.append(f"{steps}: {'in the log' if any(row.items() <= r.items() for r in recorded) else 'stated in this receipt only'}")
     made = [run for run in bodies["run"] if recorded and run["run"] == recorded[-1]["run"]]
-    facts += [f"checkpoint {recorded[-1]['state_digest']} is the end of run {run['run']}, made from {run['versions']}" for run in made]
+    facts += [f"checkpoint {recorded[-1]['state_digest']} is the end of run {run['run']}, made from {', '.join(f'{k} {v}' for k, v in run['versions'].items())}" for run in made]
     for row in receipt["erasures"]:
         request, audit = _sha(_jcs(row["identity"])).hex()[:16], {"audit": row["audit"], "verdict": row["verdict"]}
         _same(f"state of request {request}", True, row["state"] in [b["state"] for b in bodies["erasure"] if b["request"] == request])  # noqa: FBT003

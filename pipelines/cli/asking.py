@@ -146,7 +146,7 @@ def _answer(name: str, prove: Callable[[], list[str]]) -> None:
 
 
 def _receipt_facts(path: Path, vkey: str) -> list[str]:
-    from provenance import parse_json
+    from provenance import jcs, parse_json
     from provenance.verify_standalone import verify_receipt
 
     if not path.exists():
@@ -154,7 +154,12 @@ def _receipt_facts(path: Path, vkey: str) -> list[str]:
             f"no receipt {path.name}; owners with one: dataworth status, or give the file's path"
         )
     proof = path.with_name(path.name.replace(".receipt.json", ".tlog-proof"))
-    receipt = parse_json(path.read_bytes())  # strict: no duplicate keys, no second reading
+    data = path.read_bytes()
+    receipt = parse_json(data)  # strict: no duplicate keys, no second reading
+    if jcs(receipt) != data:
+        raise ValueError(
+            "expected the receipt in its one canonical spelling, got other white space or extra bytes"
+        )
     text = proof.read_bytes().decode()
     return verify_receipt(receipt, text, vkey or _key_beside(path, text))
 

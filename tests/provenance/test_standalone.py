@@ -52,7 +52,7 @@ def test_every_claim_has_a_line_in_plain_words(folder):
         "value of group all on target_value by shapley: 10000000 nano-nat, standard error 123456",
         "the price follows from the value: 1000000 x 7000009 / 10000000, rounded",
         "run run-1, steps 0 to 99, shards [0]: in the log",
-        "is the end of run run-1, made from {'code': ",
+        "is the end of run run-1, made from code ",
     ):
         assert lines.count(claim) == 1
     for kind in ("receipt.json", "tlog-proof"):
