@@ -66,7 +66,7 @@ def _partition(run: RunSpec, costs: Costs) -> dict[str, Any]:
         "input": f"{costs.parameters} parameters; tokens {run.tokens_digest}; init {run.init_root}",
         "output": f"{run.layout} over {run.layout.world_size} process(es)",
         "check": "digests of tokens, excluded records and initial checkpoint recomputed; world size as in the run",
-        "rejected": alternatives(*_asked(run)),
+        "rejected": [str(other) for other in alternatives(*_asked(run))],
         "uncertainty": "none: weights are drawn per name from the seed, or verified against their root",
         "decided_by": "run.json",
         "resources": {"predicted_bytes": estimate(*_asked(run)).memory},

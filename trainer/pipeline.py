@@ -158,7 +158,9 @@ class Pipeline(nn.Module):
                 return torch.empty(rows, *shape, dtype=dtype, device="meta", requires_grad=True)
 
             sent = meta(length // layout.tp, piece.spec.dim)
-            logits = meta(length, piece.spec.vocab_size // layout.tp)
+            kind = self.mesh.device.split(":", maxsplit=1)[0]
+            low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+            logits = meta(length, piece.spec.vocab_size // layout.tp, dtype=low)
             first, last = number == 0, number == layout.stages - 1
             parts.append(
                 pipelining.PipelineStage(
