@@ -8,7 +8,7 @@ export DATAWORTH_SIZE := $(SIZE)
 export DATAWORTH_INBOX := $(INBOX)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow bench accept peers lint ui clean
+.PHONY: help install run test test-slow table bench accept peers lint ui clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -41,6 +41,9 @@ test: lint ## everything that must hold, in under 25 minutes on 2 cores
 
 test-slow: install ## the full matrices: every kill point, every layout
 	$(PY) -m pytest -m slow
+
+table: install ## measure every layout against one process and write the table in trainer/README.md
+	LAYOUT_TABLE=write $(PY) -m pytest -m slow tests/trainer/test_trainer_table.py
 
 bench: install ## paired benchmarks, one JSON line each in tests/benchmarks/bench.jsonl
 	for file in tests/benchmarks/bench_*.py; do OMP_NUM_THREADS=1 $(PY) $$file || exit 1; done

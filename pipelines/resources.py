@@ -26,8 +26,8 @@ class HomeResource(dg.ConfigurableResource):
     """The user's own inbox; empty for the home's."""
     size: str = ""
     """Size that overrides the configured one; empty for none."""
-    world: int = 0
-    """Trainer processes that override the size's; 0 for none."""
+    world: str = ""
+    """Number or layout of trainer processes that overrides the configured one; empty for none."""
 
     def site(self) -> "Site":
         """Open the home (made on first use), read `dataworth.toml`, resolve the size."""
@@ -79,7 +79,7 @@ def resources(settings: Settings | None = None) -> dict[str, Any]:
         path=str(settings.home),
         inbox=str(settings.inbox or ""),
         size=settings.size or "",
-        world=settings.world or 0,
+        world=settings.world or "",
     )
     return {
         "home": home,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
     from pipelines.sizes import Network
+    from trainer import Layout
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("pipelines", "valuation", "trainer", "provenance", "unlearning")
@@ -93,6 +94,8 @@ class Job:
     steps: int
     seed: int
     world: int = 1
+    layout: "Layout | None" = None
+    """How `world` processes share the work; None: each holds the whole model."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the entry; paths in it are relative to the run's folder."""
     excluded: Path | None = None
@@ -139,7 +142,6 @@ def prepare(
         Excluded,
         Layout,
         MixtureSpec,
-        ModelSpec,
         OptimSpec,
         RunConfig,
         RunSpec,
@@ -149,16 +151,13 @@ def prepare(
     from trainer.codec import to_json
 
     size = site.size
-    layout = Layout(dp_replicate=job.world)
+    layout = job.layout or Layout(dp_replicate=job.world)
     excluded_digest = sha256(job.excluded.read_bytes()).hexdigest() if job.excluded else "none"
     directory = (
         site.home.runs / "any"
     )  # every run lies as deep as this one, so relative paths are the same
     config = RunConfig(
-        model=ModelSpec(
-            vocab_size=vocab_size, num_layers=job.network.num_layers, dim=job.network.dim,
-            num_heads=job.network.num_heads, num_kv_heads=job.network.num_kv_heads, ffn_dim=job.network.ffn_dim,
-        ),
+        model=job.network.shape(vocab_size),
         optim=OptimSpec(lr=float(job.lr or size.lr), warmup_steps=min(size.warmup, job.steps)),
         batch=BatchSpec(rows=size.rows, length=size.length),
         mixture=MixtureSpec(repeats=dict.fromkeys(job.personal, size.personal_repeats)),

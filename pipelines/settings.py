@@ -7,7 +7,7 @@ Variables (all optional):
 `DATAWORTH_INBOX`      folder `OWNER/*` of deliveries; default: the home's own inbox, seeded with the demo corpus
 `DATAWORTH_SIZE`       `tiny`, `small`, `default`, `pilot` or `report`; overrides `size` in `dataworth.toml`
 `DATAWORTH_EXECUTOR`   `in_process` (default) or `multiprocess`
-`DATAWORTH_WORLD`      trainer processes; overrides the size's own count
+`DATAWORTH_WORLD`      trainer processes, as a number or as degrees (`dp_shard=2 tp=2`); overrides `[trainer] layout`
 `DATAWORTH_KEY`        64 hex digits that seal the key file at rest; or `DATAWORTH_KEY_FILE`, the path of a file with them
 `DATAWORTH_PASSPHRASE` passphrase of `dataworth keys export` and `import`; asked for when it is not set
 `DATAWORTH_THREADS`    CPU threads of each trainer process; default 1, since models of a few million weights lose by more
@@ -34,8 +34,8 @@ class Settings:
     """Name of the size, or None for the one in `dataworth.toml`."""
     executor: str
     """How Dagster runs the steps of one run."""
-    world: int | None
-    """Number of trainer processes, or None for the size's own."""
+    world: str | None
+    """Number or layout of trainer processes, or None for the one in `dataworth.toml`."""
     threads: int
     """CPU threads of each trainer process."""
 
@@ -59,19 +59,17 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     if executor not in EXECUTORS:
         msg = f"DATAWORTH_EXECUTOR is {executor!r}; expected one of {', '.join(EXECUTORS)}"
         raise ValueError(msg)
-    counts = {name: env.get(name) for name in ("DATAWORTH_WORLD", "DATAWORTH_THREADS")}
-    for name, text in counts.items():
-        if text and not (text.isdigit() and int(text) > 0):
-            msg = f"{name} is {text!r}; expected a positive number"
-            raise ValueError(msg)
-    world, threads = counts.values()
+    threads = env.get("DATAWORTH_THREADS")
+    if threads and not (threads.isdigit() and int(threads) > 0):
+        msg = f"DATAWORTH_THREADS is {threads!r}; expected a positive number"
+        raise ValueError(msg)
     inbox = env.get("DATAWORTH_INBOX")
     return Settings(
         home=Path(env.get("DATAWORTH_HOME") or ".dataworth").expanduser().resolve(),
         inbox=Path(inbox).expanduser().resolve() if inbox else None,
         size=env.get("DATAWORTH_SIZE") or None,
         executor=executor,
-        world=int(world) if world else None,
+        world=env.get("DATAWORTH_WORLD") or None,
         threads=int(threads) if threads else 1,
     )
 

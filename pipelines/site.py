@@ -59,14 +59,14 @@ def make_home(path: Path, *, own_inbox: bool = False) -> bool:
     return True
 
 
-def open_site(path: Path, inbox: Path | str | None, size: str | None, world: int | None) -> Site:
+def open_site(path: Path, inbox: Path | str | None, size: str | None, world: str | None) -> Site:
     """Open a home with its configuration.
 
     Args:
         path: The home.
         inbox: The user's inbox, or None for the home's own.
         size: Name of a size that overrides the configured one.
-        world: Trainer processes that override the size's.
+        world: Trainer processes, as a number or as a layout, that override the configured ones.
 
     Raises:
         ConfigError: `dataworth.toml` or an override is not valid; says what to change.
@@ -87,11 +87,30 @@ def open_site(path: Path, inbox: Path | str | None, size: str | None, world: int
     if inbox is not None:
         # Commands and schedules that come later look into the same inbox without being told again.
         write_atomic(remembered, str(Path(inbox).resolve()).encode())
-    if world:
-        chosen = dataclasses.replace(chosen, world=world)
+    if spread := world or config.trainer.layout:
+        chosen = _spread(chosen, spread, "DATAWORTH_WORLD" if world else "[trainer] layout")
     return Site(
         home=home, config=config, size=chosen, inbox=Path(inbox) if inbox else home.inbox, demo=demo, world=chosen.world
     )  # fmt: skip
+
+
+def _spread(size: Size, text: str, where: str) -> Size:
+    """The size with its released model on a layout.
+
+    Raises:
+        ConfigError: It can't be read, or is not possible for this size; with what is possible.
+    """
+    from trainer.errors import SpecError
+    from trainer.layout import demand, parse_layout
+
+    try:
+        layout = parse_layout(text)
+        model = dataclasses.replace(size.model, tied=layout.pp == 1)
+        spread = dataclasses.replace(size, world=layout.world_size, layout=str(layout), model=model)
+        demand(layout, *spread.trained(size.vocab_size))
+    except SpecError as error:
+        raise ConfigError(f"{where} is {text!r}: {error}") from None
+    return spread
 
 
 def _is_demo(home: Home, *, own_inbox: bool) -> bool:

@@ -4,7 +4,11 @@
 `pilot` and `report` repeat the gold model with three seeds, which a PASS needs.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.spec import BatchSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +20,14 @@ class Network:
     num_heads: int
     num_kv_heads: int
     ffn_dim: int
+    tied: bool = True
+    """Whether the output head is the embedding; a pipeline can't have that."""
+
+    def shape(self, vocab_size: int) -> "ModelSpec":
+        """The same for the trainer."""
+        from trainer.spec import ModelSpec
+
+        return ModelSpec(vocab_size=vocab_size, **asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +43,8 @@ class Size:
     """The small model that is retrained on every coalition."""
     world: int
     """Trainer processes."""
+    layout: str = ""
+    """How the released model is spread over them, in the trainer's words; empty: each holds all of it."""
     rows: int
     """Rows of one global batch."""
     length: int
@@ -59,6 +73,12 @@ class Size:
     """Steps at which the fine-tuning attack is scored."""
     gold_seeds: int
     """Gold models; three are needed before an audit may say PASS."""
+
+    def trained(self, vocab_size: int) -> "tuple[ModelSpec, BatchSpec]":
+        """Shape and batch of the released model."""
+        from trainer.spec import BatchSpec
+
+        return self.model.shape(vocab_size), BatchSpec(rows=self.rows, length=self.length)
 
 
 _MICRO = Network(num_layers=2, dim=32, num_heads=2, num_kv_heads=1, ffn_dim=64)

@@ -62,8 +62,8 @@ def partition(run: RunSpec, facts: Facts) -> dict[str, Any]:
             "predicted_bytes": estimate(layout, config.model, config.batch).memory,
         },
         "rejected": [
-            {"what": what, "reason": reason}
-            for what, reason in alternatives(layout, config.model, config.batch)
+            {"what": str(other.layout), "reason": other.reason}
+            for other in alternatives(layout, config.model, config.batch)
         ],
         "uncertainty": "none: weights are drawn per name from the seed, or verified against their root",
         "decided_by": "human: run.json"

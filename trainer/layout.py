@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from math import log2, prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trainer.errors import SpecError
 
@@ -99,6 +99,38 @@ class Layout:
         if self.pp > 1:
             degrees.append(f"schedule={self.schedule} microbatches={self.microbatches}")
         return " ".join(degrees) or "single"
+
+
+def parse_layout(text: str) -> Layout:
+    """The layout that a person writes, as `str(Layout)` says it.
+
+    Args:
+        text: degrees such as `dp_shard=2 tp=2`, or `pp=2 schedule=zbv microbatches=8`; a number alone means copies;
+            `single` or an empty text one process.
+
+    Returns:
+        The layout. Without `microbatches`, a pipeline has as many as stages.
+
+    Raises:
+        SpecError: an unknown word, or a degree that is no positive number.
+    """
+    words = text.replace(",", " ").split()
+    if words in ([], ["single"]):
+        return Layout()
+    if len(words) == 1 and words[0].isdecimal():
+        words = [f"dp_replicate={words[0]}"]
+    known, given = [field.name for field in dataclasses.fields(Layout)], {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in known:
+            raise SpecError(f"layout: expected {', '.join(known)}, got {word!r} in {text!r}")
+        if name != "schedule" and not value.isdecimal():
+            raise SpecError(f"layout.{name}: expected a positive number, got {value!r}")
+        given[name] = value if name == "schedule" else int(value)
+    layout = Layout(**cast("dict[str, Any]", given))
+    if layout.pp > 1 and "microbatches" not in given:
+        layout = dataclasses.replace(layout, microbatches=layout.stages)
+    return layout
 
 
 def violations(

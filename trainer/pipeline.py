@@ -159,8 +159,8 @@ class Pipeline(nn.Module):
 
             sent = meta(length // layout.tp, piece.spec.dim)
             kind = self.mesh.device.split(":", maxsplit=1)[0]
-            lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
-            logits = meta(length, piece.spec.vocab_size // layout.tp, dtype=lower)
+            low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+            logits = meta(length, piece.spec.vocab_size // layout.tp, dtype=low)
             first, last = number == 0, number == layout.stages - 1
             parts.append(
                 pipelining.PipelineStage(

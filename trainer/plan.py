@@ -106,21 +106,35 @@ def estimate(layout: Layout, model: ModelSpec, batch: BatchSpec) -> Cost:
     )
 
 
-def alternatives(layout: Layout, model: ModelSpec, batch: BatchSpec) -> list[tuple[str, str]]:
-    """Why the simplest other layouts of as many processes were not taken.
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A layout that was not taken."""
+
+    layout: Layout
+    cost: Cost | None
+    """None if it is not possible."""
+    reason: str
+    """What makes it impossible, or what it would cost instead."""
+
+    def __str__(self) -> str:
+        """Layout and reason."""
+        return f"{self.layout}: {self.reason}"
+
+
+def alternatives(layout: Layout, model: ModelSpec, batch: BatchSpec) -> list[Rejected]:
+    """The simplest other layouts: those that divide along one axis only, by as many processes, and one process.
 
     Args:
-        layout: the one that was.
+        layout: the one that was taken.
         model: shape of the model.
         batch: the global batch.
 
     Returns:
-        (layout, reason) per layout that divides along one axis only: what makes it impossible, or what it would cost.
+        Each with the reason why it was not taken; for one process, what two would do.
     """
-    world, chosen = layout.world_size, estimate(layout, model, batch)
-    if world == 1:
-        return [("more than one process", "the run asks for one")]
+    world, chosen = max(layout.world_size, 2), estimate(layout, model, batch)
     others = [
+        Layout(),
         Layout(dp_replicate=world),
         Layout(dp_shard=world),
         Layout(sp=world),
@@ -129,21 +143,21 @@ def alternatives(layout: Layout, model: ModelSpec, batch: BatchSpec) -> list[tup
     ]
     if model.num_experts:
         others.append(Layout(dp_shard=world, ep=world))
-    lines = []
+    found = []
     for other in others:
         if other == layout:
             continue
-        found = violations(other, model, batch)
-        if found:
-            lines.append((str(other), f"not possible: {'; '.join(found)}"))
+        broken = violations(other, model, batch)
+        if broken:
+            found.append(Rejected(other, None, f"not possible: {'; '.join(broken)}"))
             continue
         cost = estimate(other, model, batch)
         reason = (
-            f"{cost.memory / chosen.memory:.2f} x the memory, {cost.sent / max(chosen.sent, 1):.2f} x the traffic, "
-            f"idle {cost.idle:.0%}; the run asks for {layout}"
+            f"{cost.memory / chosen.memory:.2f} x the memory, {cost.flops / chosen.flops:.2f} x the work per process, "
+            f"{cost.sent} bytes sent per step instead of {chosen.sent}, idle {cost.idle:.0%}; asked for: {layout}"
         )
-        lines.append((str(other), reason))
-    return lines
+        found.append(Rejected(other, cost, reason))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ traffic as the two all-reduces of the older scheme.
 
 What isn't cut sees, on each process, a part of the positions or heads; so *every parameter that tp doesn't cut has a
 gradient that is one summand of t*, and `trainer.partition.reduce_gradients` adds these up: norms, routers, experts, and
-wk, wv where there are fewer key heads than processes (each process then uses one of the heads, see `KeyHeads`).
+wk, wv where there are fewer key heads than processes (each then uses the head of its queries).
 
 Loss over a cut vocabulary, per position, with m the largest logit and z_y that of the label, both over all processes:
 nll = m + log sum_t sum_v exp(z_tv - m) - z_y; its gradient, softmax minus one-hot, needs no traffic.
@@ -74,7 +74,9 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
             setattr(attention, name, _Columns(getattr(attention, name), mesh))
         attention.wo = _Rows(attention.wo, mesh)
         if len(names) == 1:
-            attention.attend = KeyHeads(attention.attend, model.spec.num_kv_heads, mesh)
+            attention.wk, attention.wv = (
+                _OneHead(w, model.spec.num_kv_heads, mesh) for w in (attention.wk, attention.wv)
+            )
         if hasattr(ffn, "experts"):
             # A token's experts don't depend on other tokens: each process computes those of its own positions.
             ffn.register_forward_pre_hook(_own_positions(group))
@@ -82,19 +84,6 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
         _gather_input(ffn, group)
         ffn.w1, ffn.w3 = _Columns(ffn.w1, mesh), _Columns(ffn.w3, mesh)
         ffn.w2 = _Rows(ffn.w2, mesh)
-
-
-class KeyHeads:
-    """Attention for a process that has all K < t key heads and the queries of one of them."""
-
-    def __init__(self, attend: Callable[..., Tensor], num_kv_heads: int, mesh: DeviceMesh) -> None:
-        self.attend = attend
-        self.head = mesh.get_local_rank() * num_kv_heads // mesh.size()
-
-    def __call__(self, q_BHTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, *more: Any) -> Tensor:
-        """As `trainer.model.attend`."""
-        own = slice(self.head, self.head + 1)
-        return self.attend(q_BHTE, k_BKSE[:, own], v_BKSE[:, own], *more)
 
 
 def sliced(parameter: Tensor, mesh: DeviceMesh, axis: int) -> nn.Parameter:
@@ -127,6 +116,20 @@ class _Columns(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return functional.linear(x_BTD, here(self.weight))
+
+
+class _OneHead(nn.Module):
+    """One of K < t key heads, that of this process's queries: [B, T, in] -> [B, T, E]; the weight stays whole."""
+
+    def __init__(self, linear: nn.Linear, num_kv_heads: int, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        width, head = len(linear.weight) // num_kv_heads, mesh.get_local_rank() * num_kv_heads
+        first = head // mesh.size() * width
+        self.rows = slice(first, first + width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return functional.linear(x_BTD, self.weight[self.rows])
 
 
 class _Rows(nn.Module):
@@ -183,8 +186,10 @@ def vocabulary_cross_entropy(
         ignore: label of a position that doesn't count.
 
     Returns:
-        The sum, the same on every process of the group.
+        The sum, the same on every process of the group; at least in float32.
     """
+    if logits_BTv.dtype in (torch.bfloat16, torch.float16):
+        logits_BTv = logits_BTv.float()
     return cast("Tensor", _VocabularyCrossEntropy.apply(logits_BTv, labels_BT, group, ignore))
 
 

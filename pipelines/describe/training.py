@@ -12,11 +12,17 @@ if TYPE_CHECKING:
 def training_plan(result: "Result") -> Mapping[str, Any]:
     """The chosen layout and the discarded ones."""
     rows = [
-        [row["strategy"], row["world"], row["predicted_bytes_per_process"], row["reason"]]
+        [
+            row["layout"],
+            row["world"],
+            row["predicted_bytes_per_process"],
+            row["sent_bytes_per_step"],
+            row["reason"],
+        ]
         for row in result["layouts"]
     ]
     return {
-        "layouts": table_md(["layout", "processes", "predicted bytes per process", "reason"], rows), "parameters": result["parameters"],
+        "layouts": table_md(["layout", "processes", "predicted bytes per process", "sent bytes per step", "reason"], rows), "parameters": result["parameters"],
         "training tokens": result["training_tokens"], "epochs": result["epochs"],
     }  # fmt: skip
 

@@ -28,8 +28,8 @@ from provenance import (
 
 if TYPE_CHECKING:
     from pipelines.requests import Request
-    from pipelines.site import Site
     from pipelines.results import Result
+    from pipelines.site import Site
 
 
 def erasure_receipts(

@@ -13,11 +13,10 @@ from pipelines.steps.tables import token_store
 if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
+    from trainer.layout import Layout
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
-
-BYTES_PER_PARAMETER = 16  # float32 weight, gradient and two AdamW moments
 
 
 def plan_inputs(site: "Site", tokens: "Result", plan: "Result") -> dict[str, Any]:
@@ -37,57 +36,52 @@ def plan_inputs(site: "Site", tokens: "Result", plan: "Result") -> dict[str, Any
 
 
 def training_plan(site: "Site", tokens: "Result", plan: "Result") -> Made:
-    """Choose a layout for this machine; keep the discarded ones with the reason."""
-    size = site.size
-    parameters = _num_parameters(site, tokens["vocab_size"])
-    activations = size.rows * size.length * size.model.dim * size.model.num_layers * 16 * 4
-    layouts = []
-    for strategy, world in (("single", 1), ("ddp", site.world), ("fsdp", site.world)):
-        share = world if strategy == "fsdp" else 1
-        predicted = parameters * BYTES_PER_PARAMETER // share + activations // world
-        layouts.append(
-            {"strategy": strategy, "world": world, "predicted_bytes_per_process": predicted}
-        )
-    chosen = layouts[0] if site.world == 1 else layouts[1]
-    for layout in layouts:
-        if layout is chosen:
-            layout["reason"] = "chosen"
-        elif layout["strategy"] == "single":
-            layout["reason"] = f"leaves {site.world - 1} of {site.world} processes idle"
-        elif layout["world"] == 1:
-            layout["reason"] = "one process has nothing to share"
-        else:
-            layout["reason"] = (
-                "the model fits in every process, so gathering shards would only cost time"
-            )
+    """The layout that was asked for, with its cost; the others with the reason."""
+    from trainer.layout import demand
+    from trainer.plan import alternatives, estimate
+    from trainer.presets import count_parameters
+
+    size, chosen = site.size, _layout(site.size.layout, site.world)
+    trained = size.trained(tokens["vocab_size"])
+    demand(chosen, *trained)
+    parameters = count_parameters(trained[0])
+    others = [(other.layout, other.cost, other.reason) for other in alternatives(chosen, *trained)]
+    layouts = [
+        {
+            "layout": str(layout), "world": layout.world_size, "reason": reason,
+            "predicted_bytes_per_process": cost.memory if cost else 0, "sent_bytes_per_step": cost.sent if cost else 0,
+        }
+        for layout, cost, reason in [(chosen, estimate(chosen, *trained), "chosen"), *others]
+    ]  # fmt: skip
     # The demonstration quotes its synthetic people more often than speeches, or there would be nothing to forget.
     owners = set(token_store(site, tokens).owners) if site.demo else set()
     repeated = sorted(owners & set(site.config.intake.personal_owners))
     config = {
         "repeated": repeated, "repeats": size.personal_repeats, "steps": size.steps, "rows": size.rows, "length": size.length, "lr": size.lr, "seed": plan["seeds"]["train"],
-        "parameters": parameters, "tokens": tokens["digest"], "plan": plan["digest"], "layout": chosen["strategy"], "world": chosen["world"],
+        "parameters": parameters, "tokens": tokens["digest"], "plan": plan["digest"], "layout": str(chosen), "world": chosen.world_size,
     }  # fmt: skip
     return digest_of(config), {
-        "layouts": layouts, "repeated": repeated, "chosen": chosen["strategy"], "world": chosen["world"], "parameters": parameters,
+        "layouts": layouts, "repeated": repeated, "chosen": str(chosen), "world": chosen.world_size, "parameters": parameters,
         "training_tokens": size.steps * size.rows * size.length,
         "epochs": size.steps * size.rows * size.length / max(1, tokens["tokens"]),
     }  # fmt: skip
 
 
-def _num_parameters(site: "Site", vocab_size: int) -> int:
-    """Weights of the released model, counted from its shape."""
-    network = site.size.model
-    head = network.dim // network.num_heads
-    attention = network.dim * head * (2 * network.num_heads + 2 * network.num_kv_heads)
-    block = attention + 3 * network.dim * network.ffn_dim + 2 * network.dim
-    return vocab_size * network.dim + network.num_layers * block + network.dim
+def _layout(text: str, world: int) -> "Layout":
+    """A layout in the trainer's words; copies where there are none."""
+    from trainer.layout import parse_layout
+
+    return parse_layout(text or str(world))
 
 
 def model_job(site: "Site", plan: "Result", training_plan: "Result", **changes: Any) -> Job:
     """The recipe of the released model; gold models change the excluded records and the seed only."""
+    layout = _layout(training_plan["chosen"], training_plan["world"])
+    if changes.get("entry"):  # an objective of its own shares rows only
+        layout = _layout("", layout.batch_degree)
     values: dict[str, Any] = {
         "kind": "train", "entry": "trainer.loop:train", "network": site.size.model, "steps": site.size.steps,
-        "seed": plan["seeds"]["train"], "world": training_plan["world"], "personal": tuple(training_plan["repeated"]),
+        "seed": plan["seeds"]["train"], "world": layout.world_size, "layout": layout, "personal": tuple(training_plan["repeated"]),
     }  # fmt: skip
     return Job(**(values | changes))
 

@@ -155,6 +155,26 @@ class AuditConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerConfig:
+    """How training is spread over processes."""
+
+    layout: str = _doc(
+        'layout of the released model, such as "2" (copies), "dp_shard=2 tp=2" or "pp=2 microbatches=4"; "" leaves it to the size',
+        "",
+    )
+
+    def __post_init__(self) -> None:
+        """Words that the trainer knows; whether the size can be divided so is seen when the size is known."""
+        from trainer.errors import SpecError
+        from trainer.layout import parse_layout
+
+        try:
+            parse_layout(self.layout)
+        except SpecError as error:
+            raise ConfigError(f"[trainer] {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """The whole of ``dataworth.toml``."""
 
@@ -164,6 +184,7 @@ class Config:
     pricing: PricingConfig = field(default_factory=PricingConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
     owners: Mapping[str, OwnerConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -245,6 +266,7 @@ def parse(text: str) -> Config:
         "pricing": PricingConfig,
         "intake": IntakeConfig,
         "audit": AuditConfig,
+        "trainer": TrainerConfig,
     }
     for name, part in parts.items():
         values[name] = _section(part, table.pop(name, {}), f"[{name}]")
@@ -274,7 +296,7 @@ def render(config: Config) -> str:
     """
     lines = ["# Dataworth: what is measured, what is paid, what is accepted.", ""]
     lines += _lines(config)
-    for name in ("target", "pricing", "intake", "audit"):
+    for name in ("target", "pricing", "intake", "audit", "trainer"):
         lines += ["", f"[{name}]", *_lines(getattr(config, name))]
     for owner, entry in config.owners.items():
         lines += ["", f"[owners.{json.dumps(owner)}]", *_lines(entry)]

@@ -54,6 +54,7 @@ def compare(tmp_path_factory):
         ("gqa", Layout(tp=2, dp_replicate=2), {"length": 21}),
         ("mqa", Layout(sp=4), {"length": 22}),
         ("gqa", Layout(sp=2, tp=2), {"packed": False, "length": 22}),
+        ("gqa", Layout(sp=2, tp=4), {"length": 22}),
         ("dense", Layout(schedule="gpipe", **PIPE), {}),
         ("mqa", Layout(schedule="1f1b", tp=2, **PIPE), {"length": 23}),
         ("gqa", Layout(schedule="interleaved", **PIPE), {}),
@@ -70,6 +71,12 @@ def test_a_layout_computes_what_one_process_computes(compare, kind, layout, chan
     assert max(found.values()) < EXACT, found
     assert {"loss", "norm", "grad", "weight", "optim"} <= set(found)
     assert ("buffer" in found) == (kind == "moe")
+
+
+def test_processes_whose_experts_nobody_chose_do_not_hang(compare):
+    """Three of four processes have idle experts, forward and backward: no hang, and still 1e-10."""
+    found = compare(Case(KINDS["moe"], idle=True), Layout(dp_shard=2, sp=2, ep=4))
+    assert max(found.values()) < EXACT, found
 
 
 @pytest.mark.parametrize("layout", [Layout(dp_shard=2, tp=2), Layout(sp=2, **PIPE)], ids=str)

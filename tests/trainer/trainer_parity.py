@@ -51,6 +51,8 @@ class Case:
     seed: int = 0
     lr: float = 1e-2
     dtype: torch.dtype = torch.float64
+    idle: bool = False
+    """Every token visits the first two experts."""
     fault: str = "none"
     """What is broken on purpose, see `trainer_faults`."""
 
@@ -99,6 +101,9 @@ def start(case, layout):
     mesh = init_mesh(layout)
     model = Transformer(case.model)
     init_parameters(model, case.seed)
+    if case.idle:
+        for block in model.blocks.values():
+            block.ffn.balance[:2] = 10.0
     model = apply_layout(model.to(case.dtype), mesh)
     optimizer = build_optimizer(model, OptimSpec(lr=case.lr, eps=1e-4))
     return mesh, model, optimizer, LanguageModelling(Rows(case), mesh.device, mesh)

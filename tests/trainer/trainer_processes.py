@@ -1,5 +1,6 @@
 """Runs of several gloo processes inside a test, by forkserver: seconds less than torchrun for the same claim."""
 
+import time
 import traceback
 
 import torch
@@ -37,10 +38,21 @@ def run_processes(world, file, function, *arguments):
     for process in processes:
         process.start()
     answers = {}
-    for _ in processes:
-        rank, good, answer = results.get()
-        assert good, answer
-        answers[rank] = answer
+    try:
+        while len(answers) < world:
+            if results.empty():
+                # A child may die before it can say so; the others would wait for it in a collective.
+                ended = [process.exitcode for process in processes if process.exitcode]
+                assert not ended, f"a child ended with {ended[0]} and no answer"
+                time.sleep(0.005)
+                continue
+            rank, good, answer = results.get()
+            assert good, answer
+            answers[rank] = answer
+    except AssertionError:
+        for process in processes:
+            process.kill()
+        raise
     for process in processes:
         process.join(30)
         assert process.exitcode == 0

@@ -14,7 +14,7 @@ GROUP = "training"
 OWNERS = ["team:training"]
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"json"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
 def training_plan(
     context: dg.AssetExecutionContext, home: HomeResource, tokens: Result, evaluation_plan: Result
 ) -> dg.MaterializeResult:
