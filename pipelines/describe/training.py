@@ -18,6 +18,7 @@ def training_plan(result: "Result") -> Mapping[str, Any]:
     return {
         "layouts": table_md(["layout", "processes", "predicted bytes per process", "reason"], rows), "parameters": result["parameters"],
         "training tokens": result["training_tokens"], "epochs": result["epochs"],
+        "records selected": result["selection"]["rule"], "records left out": result["selection"]["left_out"],
     }  # fmt: skip
 
 

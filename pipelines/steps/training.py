@@ -1,9 +1,10 @@
 """Steps of the training group: the layout, the run, its evaluation against the plan."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
@@ -20,10 +21,10 @@ Launch = Callable[[Path, int], dict]
 BYTES_PER_PARAMETER = 16  # float32 weight, gradient and two AdamW moments
 
 
-def plan_inputs(site: "Site", tokens: "Result", plan: "Result") -> dict[str, Any]:
+def plan_inputs(
+    site: "Site", tokens: "Result", plan: "Result", influence: "Result"
+) -> dict[str, Any]:
     """What the training plan depends on."""
-    import dataclasses
-
     size = {name: str(value) for name, value in dataclasses.asdict(site.size).items()}
     return {
         "tokens": tokens["digest"],
@@ -33,10 +34,12 @@ def plan_inputs(site: "Site", tokens: "Result", plan: "Result") -> dict[str, Any
         "cores": cores(),
         "demo": site.demo,
         "personal_owners": list(site.config.intake.personal_owners),
+        "choices": dataclasses.asdict(site.config.training),
+        "values": influence.data_version if site.config.training.selection != "all" else "none",
     }
 
 
-def training_plan(site: "Site", tokens: "Result", plan: "Result") -> Made:
+def training_plan(site: "Site", tokens: "Result", plan: "Result", influence: "Result") -> Made:
     """Choose a layout for this machine; keep the discarded ones with the reason."""
     size = site.size
     parameters = _num_parameters(site, tokens["vocab_size"])
@@ -63,14 +66,41 @@ def training_plan(site: "Site", tokens: "Result", plan: "Result") -> Made:
     # The demonstration quotes its synthetic people more often than speeches, or there would be nothing to forget.
     owners = set(token_store(site, tokens).owners) if site.demo else set()
     repeated = sorted(owners & set(site.config.intake.personal_owners))
+    selected = _selection(site, influence)
     config = {
         "repeated": repeated, "repeats": size.personal_repeats, "steps": size.steps, "rows": size.rows, "length": size.length, "lr": size.lr, "seed": plan["seeds"]["train"],
         "parameters": parameters, "tokens": tokens["digest"], "plan": plan["digest"], "layout": chosen["strategy"], "world": chosen["world"],
+        "choices": dataclasses.asdict(site.config.training), "selection": selected["digest"],
     }  # fmt: skip
     return digest_of(config), {
+        "selection": selected, "files": [selected["file"]] if selected["file"] else [],
         "layouts": layouts, "repeated": repeated, "chosen": chosen["strategy"], "world": chosen["world"], "parameters": parameters,
         "training_tokens": size.steps * size.rows * size.length,
         "epochs": size.steps * size.rows * size.length / max(1, tokens["tokens"]),
+    }  # fmt: skip
+
+
+def _selection(site: "Site", influence: "Result") -> dict[str, Any]:
+    """The file of record weights that the configured rule makes of the in-run credits, and what it does."""
+    rule = site.config.training.selection
+    if rule == "all":
+        return {"rule": rule, "file": "", "digest": "none", "left_out": 0}
+    import numpy as np
+    import polars as pl
+
+    from trainer import write_selection
+    from valuation import selection_weights
+
+    credit = pl.read_parquet(site.home.path / influence["files"][0])
+    nano_N = np.rint(credit["credit"].to_numpy() * 1e9).astype(np.int64)
+    weight_N = selection_weights(nano_N, credit["steps_seen"].to_numpy() > 0, cast("Any", rule))
+    name = digest_of([rule, influence.data_version])[:12]
+    path = site.home.runs / "inputs" / f"weights-{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weights = dict(zip(credit["record_id"], weight_N.tolist(), strict=True))
+    return {
+        "rule": rule, "file": str(path.relative_to(site.home.path)), "digest": write_selection(path, weights),
+        "left_out": int((weight_N == 0).sum()),
     }  # fmt: skip
 
 
@@ -84,10 +114,16 @@ def _num_parameters(site: "Site", vocab_size: int) -> int:
 
 
 def model_job(site: "Site", plan: "Result", training_plan: "Result", **changes: Any) -> Job:
-    """The recipe of the released model; gold models change the excluded records and the seed only."""
+    """The recipe of the released model; gold models change the excluded records and the seed only.
+
+    An unlearning method has an optimiser of its own, but retains the records that the model was trained on.
+    """
+    selected = training_plan["selection"]["file"]
     values: dict[str, Any] = {
         "kind": "train", "entry": "trainer.loop:train", "network": site.size.model, "steps": site.size.steps,
         "seed": plan["seeds"]["train"], "world": training_plan["world"], "personal": tuple(training_plan["repeated"]),
+        "choices": site.config.training if changes.get("kind", "train") in ("train", "gold") else None,
+        "selection": site.home.path / selected if selected else None,
     }  # fmt: skip
     return Job(**(values | changes))
 

@@ -154,6 +154,49 @@ class AuditConfig:
     )
 
 
+OPTIMIZERS: Final = ("adamw", "muon")
+SCHEDULES: Final = ("cosine", "wsd")
+PRECISIONS: Final = ("float32", "bfloat16", "float64")
+SELECTIONS: Final = ("all", "drop-negative", "by-value")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """How the released model and its gold models are trained."""
+
+    optimizer: str = _doc("adamw, or muon for the hidden matrices", "adamw")
+    schedule: str = _doc(
+        "learning rate after the warm-up: cosine, or wsd (flat, then a short decay)", "cosine"
+    )
+    precision: str = _doc(
+        "float32, bfloat16 (products only; about twice as fast), or float64", "float32"
+    )
+    accumulation: int = _doc(
+        "micro-batches of a step: more need less memory and change no result", 1
+    )
+    selection: str = _doc(
+        "records to train on: all alike, drop-negative (leave out what in-run credit finds harmful), "
+        "or by-value (sample by that credit, at most four times as often)",
+        "all",
+    )
+
+    def __post_init__(self) -> None:
+        """Choices that the trainer knows."""
+        for name, known in (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("precision", PRECISIONS),
+            ("selection", SELECTIONS),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(
+                    f"[training] {name} is one of {', '.join(known)}, got {value!r}{_near(value, known)}"
+                )
+        if not 1 <= self.accumulation <= MAX_INTEGER:
+            raise ConfigError(f"[training] accumulation is at least 1, got {self.accumulation}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """The whole of ``dataworth.toml``."""
@@ -163,6 +206,7 @@ class Config:
     target: TargetConfig = field(default_factory=TargetConfig)
     pricing: PricingConfig = field(default_factory=PricingConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
     owners: Mapping[str, OwnerConfig] = field(default_factory=dict)
 
@@ -244,6 +288,7 @@ def parse(text: str) -> Config:
         "target": TargetConfig,
         "pricing": PricingConfig,
         "intake": IntakeConfig,
+        "training": TrainingConfig,
         "audit": AuditConfig,
     }
     for name, part in parts.items():
@@ -274,7 +319,7 @@ def render(config: Config) -> str:
     """
     lines = ["# Dataworth: what is measured, what is paid, what is accepted.", ""]
     lines += _lines(config)
-    for name in ("target", "pricing", "intake", "audit"):
+    for name in ("target", "pricing", "intake", "training", "audit"):
         lines += ["", f"[{name}]", *_lines(getattr(config, name))]
     for owner, entry in config.owners.items():
         lines += ["", f"[owners.{json.dumps(owner)}]", *_lines(entry)]

@@ -13,6 +13,7 @@ from pipelines.storage.config import (
     OwnerConfig,
     PricingConfig,
     TargetConfig,
+    TrainingConfig,
     default_text,
     load,
     parse,
@@ -26,7 +27,7 @@ def test_the_default_text_is_the_default_configuration():
     """What `init` writes parses to Config(), and every field stands in it with a comment."""
     text = default_text()
     assert parse(text) == Config()
-    for part in (TargetConfig, PricingConfig, IntakeConfig, AuditConfig):
+    for part in (TargetConfig, PricingConfig, IntakeConfig, TrainingConfig, AuditConfig):
         for item in dataclasses.fields(part):
             assert item.name in text
             assert f"# {item.metadata['doc']}" in text
