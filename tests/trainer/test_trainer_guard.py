@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_corpus import make_run
 from trainer_processes import run_processes
@@ -46,6 +46,7 @@ def test_the_limit_is_median_plus_robust_deviations():
     assert spike_limit([2.0] * 9, 10.0) == pytest.approx(2 + 10 * 0.002)  # no spread: a thousandth
 
 
+@settings(deadline=None)
 @given(
     losses=st.lists(st.floats(0.1, 10), min_size=4, max_size=30),
     wild=st.floats(10, 1e30),

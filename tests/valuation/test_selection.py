@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from valuation import ResultError, selection_weights
@@ -34,6 +34,7 @@ def test_sampling_by_value_is_proportional_up_to_the_cap():
     assert selection_weights(values, known, "by-value").tolist() == [4 * 10**6, 59405, 0, 0, 0, 0]
 
 
+@settings(deadline=None)
 @given(values=st.lists(NANO, min_size=1, max_size=30), data=st.data())
 def test_weights_are_bounded_ordered_and_neutral_where_nothing_is_known(values, data):
     """Law: 0..4 millions; more value never less weight; negative always 0; unknown always one."""
