@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.sizes import Network
     from pipelines.storage.config import TrainingConfig
-    from trainer.choices import Precision
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("pipelines", "valuation", "trainer", "provenance", "unlearning")
@@ -141,9 +140,11 @@ def prepare(  # noqa: PLR0913 - one keyword per digest that a run commits to
     Returns:
         The run's folder; the same job has the same folder, so that a killed run resumes.
     """
+    from pipelines.storage.config import TrainingConfig
     from trainer import (
         BatchSpec,
         Excluded,
+        GuardSpec,
         Layout,
         MixtureSpec,
         ModelSpec,
@@ -163,8 +164,11 @@ def prepare(  # noqa: PLR0913 - one keyword per digest that a run commits to
         for file in (job.excluded, job.selection)
         if file
     }
-    chosen: dict[str, Any] = (
-        {"name": job.choices.optimizer, "schedule": job.choices.schedule} if job.choices else {}
+    chosen = job.choices or TrainingConfig()
+    guard = (
+        None
+        if chosen.guard == "off"
+        else GuardSpec(action=cast("Literal['skip', 'rollback']", chosen.guard))
     )
     directory = (
         site.home.runs / "any"
@@ -174,12 +178,13 @@ def prepare(  # noqa: PLR0913 - one keyword per digest that a run commits to
             vocab_size=vocab_size, num_layers=job.network.num_layers, dim=job.network.dim,
             num_heads=job.network.num_heads, num_kv_heads=job.network.num_kv_heads, ffn_dim=job.network.ffn_dim,
         ),
-        optim=OptimSpec(lr=float(job.lr or size.lr), warmup_steps=min(size.warmup, job.steps), **chosen),
-        batch=BatchSpec(
-            rows=size.rows, length=size.length, accumulation=job.choices.accumulation if job.choices else 1
+        optim=OptimSpec(
+            lr=float(job.lr or size.lr), warmup_steps=min(size.warmup, job.steps),
+            name=cast("Any", chosen.optimizer), schedule=cast("Any", chosen.schedule),
         ),
+        batch=BatchSpec(rows=size.rows, length=size.length, accumulation=chosen.accumulation),
         mixture=MixtureSpec(repeats=dict.fromkeys(job.personal, size.personal_repeats)),
-        precision=cast("Precision", job.choices.precision) if job.choices else "float32",
+        precision=cast("Any", chosen.precision), guard=guard,
         checkpoint_every=size.checkpoint_every,
         extra=dict(job.extra),
     )  # fmt: skip

@@ -28,7 +28,7 @@ def checkpoint(result: "Result") -> Mapping[str, Any]:
         return {"skipped": result["skipped"]}
     curve = result["curve"]
     found: dict[str, Any] = {
-        "steps": result["steps"], "final loss": result["final_loss"], "tokens per second": result["tokens_per_s"],
+        "steps": result["steps"], "final loss": result["final_loss"], "loss spikes refused": result.values.get("spikes", 0), "tokens per second": result["tokens_per_s"],
         "peak memory, bytes": result["peak_rss_bytes"], "checkpoint root": result["root"], "run": result["run"],
         "windows": table_md(
             ["first step", "last step", "shards", "records"],

@@ -154,7 +154,7 @@ def finished(site: "Site", directory: Path, result: Mapping[str, Any]) -> dict[s
         "files": [f"runs/{directory.name}/result.json", f"runs/{directory.name}/{result['checkpoint']}/manifest.json"],
         "run": directory.name, "root": result["checkpoint_root"], "checkpoint": str(checkpoint.relative_to(site.home.path)),
         "final_loss": float(result["final_loss"]), "steps": result["steps"], "windows": body["windows"],
-        "entry": enter(site, "windows", body),
+        "spikes": result.get("spikes", 0), "entry": enter(site, "windows", body),
         "tokens_per_s": _median([row["tokens_per_s"] for row in progress]),
         "peak_rss_bytes": max((row["rss_bytes"] for row in progress), default=0),
         "curve": [[row["step"], row["loss"]] for row in progress],

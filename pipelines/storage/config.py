@@ -158,6 +158,7 @@ OPTIMIZERS: Final = ("adamw", "muon")
 SCHEDULES: Final = ("cosine", "wsd")
 PRECISIONS: Final = ("float32", "bfloat16", "float64")
 SELECTIONS: Final = ("all", "drop-negative", "by-value")
+GUARDS: Final = ("off", "skip", "rollback")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +175,9 @@ class TrainingConfig:
     accumulation: int = _doc(
         "micro-batches of a step: more need less memory and change no result", 1
     )
+    guard: str = _doc(
+        "when the loss jumps: off, skip that update, or rollback to the newest checkpoint", "off"
+    )
     selection: str = _doc(
         "records to train on: all alike, drop-negative (leave out what in-run credit finds harmful), "
         "or by-value (sample by that credit, at most four times as often)",
@@ -186,6 +190,7 @@ class TrainingConfig:
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
             ("precision", PRECISIONS),
+            ("guard", GUARDS),
             ("selection", SELECTIONS),
         ):
             value = getattr(self, name)
