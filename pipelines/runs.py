@@ -9,7 +9,7 @@ from functools import cache
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from provenance import Versions, jcs
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
     from pipelines.sizes import Network
+    from pipelines.storage.config import TrainingConfig
     from trainer import Layout
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -107,11 +108,15 @@ class Job:
     """Peak learning rate; None for the size's own."""
     personal: Sequence[str] = ()
     """Owners whose records stand `personal_repeats` times in an epoch."""
+    choices: "TrainingConfig | None" = None
+    """Optimiser, schedule, precision and micro-batches; None for the trainer's defaults."""
+    selection: Path | None = None
+    """File of record weights."""
     prompts: str = "none"
     """Digest of texts that the entry reads besides the corpus, such as an audit's look-alikes."""
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 - one keyword per digest that a run commits to
     site: "Site",
     job: Job,
     *,
@@ -121,6 +126,7 @@ def prepare(
     tokenizer: str,
     vocab_size: int,
     evaluation_set: str,
+    corpus_root: str = "none",
 ) -> Path:
     """Write `run.json` of a job in its own folder, named by kind and by the digest of what it is.
 
@@ -133,18 +139,22 @@ def prepare(
         tokenizer: Digest of the tokenizer.
         vocab_size: Its number of tokens.
         evaluation_set: Digest of the held-out target, or `none`.
+        corpus_root: Record root that the shards must add up to, or `none`.
 
     Returns:
         The run's folder; the same job has the same folder, so that a killed run resumes.
     """
+    from pipelines.storage.config import TrainingConfig
     from trainer import (
         BatchSpec,
         Excluded,
+        GuardSpec,
         Layout,
         MixtureSpec,
         OptimSpec,
         RunConfig,
         RunSpec,
+        Selection,
         run_digest,
         save_run,
     )
@@ -152,22 +162,37 @@ def prepare(
 
     size = site.size
     layout = job.layout or Layout(dp_replicate=job.world)
-    excluded_digest = sha256(job.excluded.read_bytes()).hexdigest() if job.excluded else "none"
+    digests = {
+        file: sha256(file.read_bytes()).hexdigest()
+        for file in (job.excluded, job.selection)
+        if file
+    }
+    chosen = job.choices or TrainingConfig()
+    guard = (
+        None
+        if chosen.guard == "off"
+        else GuardSpec(action=cast("Literal['skip', 'rollback']", chosen.guard))
+    )
     directory = (
         site.home.runs / "any"
     )  # every run lies as deep as this one, so relative paths are the same
     config = RunConfig(
         model=job.network.shape(vocab_size),
-        optim=OptimSpec(lr=float(job.lr or size.lr), warmup_steps=min(size.warmup, job.steps)),
-        batch=BatchSpec(rows=size.rows, length=size.length),
+        optim=OptimSpec(
+            lr=float(job.lr or size.lr), warmup_steps=min(size.warmup, job.steps),
+            name=cast("Any", chosen.optimizer), schedule=cast("Any", chosen.schedule),
+        ),
+        batch=BatchSpec(rows=size.rows, length=size.length, accumulation=chosen.accumulation),
         mixture=MixtureSpec(repeats=dict.fromkeys(job.personal, size.personal_repeats)),
+        precision=cast("Any", chosen.precision), guard=guard,
         checkpoint_every=size.checkpoint_every,
         extra=dict(job.extra),
     )  # fmt: skip
     run = RunSpec(
         run=job.kind, kind=job.kind, entry=job.entry, recipe=size.name, config=config, layout=layout, seed=job.seed,
-        corpus_version=corpus_version, tokens_digest=tokens_digest, tokens=relative(tokens, directory),
-        excluded=Excluded(file=relative(job.excluded, directory), digest=excluded_digest) if job.excluded else None,
+        corpus_version=corpus_version, corpus_root=corpus_root, tokens_digest=tokens_digest, tokens=relative(tokens, directory),
+        excluded=Excluded(file=relative(job.excluded, directory), digest=digests[job.excluded]) if job.excluded else None,
+        selection=Selection(file=relative(job.selection, directory), digest=digests[job.selection]) if job.selection else None,
         init=relative(job.init, directory) if job.init else "none", init_root=job.init_root, steps=job.steps,
         versions=versions(
             corpus_version=corpus_version, tokenizer=tokenizer, init_root=job.init_root, config=to_json(config),
@@ -186,7 +211,7 @@ def prepare_on(site: "Site", job: Job, tokens: "Result", target: "Result", evalu
     return prepare(
         site, job, corpus_version=tokens["corpus_version"], tokens=site.home.path / tokens["folder"],
         tokens_digest=tokens["digest"], tokenizer=tokens["tokenizer_digest"], vocab_size=tokens["vocab_size"],
-        evaluation_set=target[evaluation],
+        evaluation_set=target[evaluation], corpus_root=tokens["record_root"],
     )  # fmt: skip
 
 

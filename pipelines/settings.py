@@ -7,7 +7,7 @@ Variables (all optional):
 `DATAWORTH_INBOX`      folder `OWNER/*` of deliveries; default: the home's own inbox, seeded with the demo corpus
 `DATAWORTH_SIZE`       `tiny`, `small`, `default`, `pilot` or `report`; overrides `size` in `dataworth.toml`
 `DATAWORTH_EXECUTOR`   `in_process` (default) or `multiprocess`
-`DATAWORTH_WORLD`      trainer processes, as a number or as degrees (`dp_shard=2 tp=2`); overrides `[trainer] layout`
+`DATAWORTH_WORLD`      trainer processes, as a number or as degrees (`dp_shard=2 tp=2`); overrides `[training] layout`
 `DATAWORTH_KEY`        64 hex digits that seal the key file at rest; or `DATAWORTH_KEY_FILE`, the path of a file with them
 `DATAWORTH_PASSPHRASE` passphrase of `dataworth keys export` and `import`; asked for when it is not set
 `DATAWORTH_THREADS`    CPU threads of each trainer process; default 1, since models of a few million weights lose by more

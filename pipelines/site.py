@@ -87,8 +87,8 @@ def open_site(path: Path, inbox: Path | str | None, size: str | None, world: str
     if inbox is not None:
         # Commands and schedules that come later look into the same inbox without being told again.
         write_atomic(remembered, str(Path(inbox).resolve()).encode())
-    if spread := world or config.trainer.layout:
-        chosen = _spread(chosen, spread, "DATAWORTH_WORLD" if world else "[trainer] layout")
+    if spread := world or config.training.layout:
+        chosen = _spread(chosen, spread, "DATAWORTH_WORLD" if world else "[training] layout")
     return Site(
         home=home, config=config, size=chosen, inbox=Path(inbox) if inbox else home.inbox, demo=demo, world=chosen.world
     )  # fmt: skip

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.model import Transformer
+    from trainer.selection import RecordWeights
     from trainer.spec import RunSpec
 
 
@@ -88,6 +89,24 @@ def load_excluded(run: RunSpec, directory: Path) -> frozenset[bytes]:
     return frozenset(bytes.fromhex(line) for line in lines)
 
 
+def load_selection(run: RunSpec, directory: Path) -> RecordWeights | None:
+    """Weights of the run's records.
+
+    Args:
+        run: the run.
+        directory: its folder.
+
+    Returns:
+        The weights, or None if all records are alike.
+
+    Raises:
+        DataError: the file is missing, altered, or malformed.
+    """
+    if run.selection is None:
+        return None
+    return read_selection(directory / run.selection.file, run.selection.digest)
+
+
 def batch_plan(run: RunSpec, directory: Path) -> BatchPlan:
     """The batches of a run.
 
@@ -99,12 +118,10 @@ def batch_plan(run: RunSpec, directory: Path) -> BatchPlan:
         The plan of the run's seed, batch, mixture, excluded records and weights.
 
     Raises:
-        DataError: see `open_store`, `load_excluded`, `read_selection` and `BatchPlan`.
+        DataError: see `open_store`, `load_excluded`, `load_selection` and `BatchPlan`.
     """
-    excluded, weights, config = load_excluded(run, directory), None, run.config
-    if run.selection is not None:
-        weights = read_selection(directory / run.selection.file, run.selection.digest)
-    store = open_store(run, directory)
+    excluded, weights = load_excluded(run, directory), load_selection(run, directory)
+    store, config = open_store(run, directory), run.config
     return BatchPlan(store, run.seed, config.batch, config.mixture, excluded, weights)
 
 

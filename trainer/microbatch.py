@@ -4,7 +4,8 @@
 
 Because every piece is divided by the *global* counts, gradients of pieces simply add up: k micro-batches give the
 gradient of one, to the rounding of a sum. Process r of w in k pieces takes the parts r*k .. r*k + k-1 of w*k: any
-objective that can share its batch among processes can share it among micro-batches.
+objective that can share its batch among processes can share it among micro-batches. With fsdp every piece gathers the
+weights and scatters its gradients anew: k times the traffic is the price of the memory.
 
 bfloat16 is a policy of this phase alone: matrix products inside the forward pass, and so their gradients, are rounded
 to bfloat16; weights, gradients, moments, norms, softmax of the loss and all sums stay float32.

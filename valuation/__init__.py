@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from valuation.quality import Quality, text_quality
     from valuation.result import NanoRow, ValueRow, apportion, to_nano, values_frame
+    from valuation.selection import selection_weights
     from valuation.shapley import (
         banzhaf_weights,
         beta_weights,
@@ -113,6 +114,7 @@ _HOME = {
     "quality": ("Quality", "text_quality"),
     "result": ("NanoRow", "ValueRow", "apportion", "to_nano", "values_frame"),
     "shingles": ("shingle_hashes", "token_hashes"),
+    "selection": ("selection_weights",),
     "shapley": (
         "banzhaf_weights",
         "beta_weights",
@@ -175,6 +177,7 @@ __all__ = [
     "sample_orders",
     "sampled_shapley",
     "sampled_with_interval",
+    "selection_weights",
     "shapley_weights",
     "shapley_with_interval",
     "shingle_hashes",

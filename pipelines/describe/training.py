@@ -24,6 +24,7 @@ def training_plan(result: "Result") -> Mapping[str, Any]:
     return {
         "layouts": table_md(["layout", "processes", "predicted bytes per process", "sent bytes per step", "reason"], rows), "parameters": result["parameters"],
         "training tokens": result["training_tokens"], "epochs": result["epochs"],
+        "records selected": result["selection"]["rule"], "records left out": result["selection"]["left_out"],
     }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def checkpoint(result: "Result") -> Mapping[str, Any]:
         return {"skipped": result["skipped"]}
     curve = result["curve"]
     found: dict[str, Any] = {
-        "steps": result["steps"], "final loss": result["final_loss"], "tokens per second": result["tokens_per_s"],
+        "steps": result["steps"], "final loss": result["final_loss"], "loss spikes refused": result.values.get("spikes", 0), "tokens per second": result["tokens_per_s"],
         "peak memory, bytes": result["peak_rss_bytes"], "checkpoint root": result["root"], "run": result["run"],
         "windows": table_md(
             ["first step", "last step", "shards", "records"],

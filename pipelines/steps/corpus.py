@@ -258,7 +258,7 @@ def tokens(site: "Site", corpus: "Result") -> Made:
     relative = str(folder.relative_to(site.home.path))
     return digest, {
         "files": [f"{relative}/tokens.json", str(path.relative_to(site.home.path))], "folder": relative, "digest": digest,
-        "corpus_version": version, "tokenizer_digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size,
+        "corpus_version": version, "record_root": corpus["record_root"], "tokenizer_digest": tokenizer.digest, "vocab_size": tokenizer.vocab_size,
         "tokens": int(store.lengths_N.sum()), "bytes": int(texts.str.len_bytes().sum()), "shards": -(-corpus["size"] // SHARD_LEAVES),
         "shard_leaves": SHARD_LEAVES,
     }  # fmt: skip

@@ -1,9 +1,10 @@
 """Steps of the training group: the layout, the run, its evaluation against the plan."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
@@ -19,10 +20,10 @@ Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
 
-def plan_inputs(site: "Site", tokens: "Result", plan: "Result") -> dict[str, Any]:
+def plan_inputs(
+    site: "Site", tokens: "Result", plan: "Result", influence: "Result"
+) -> dict[str, Any]:
     """What the training plan depends on."""
-    import dataclasses
-
     size = {name: str(value) for name, value in dataclasses.asdict(site.size).items()}
     return {
         "tokens": tokens["digest"],
@@ -32,17 +33,20 @@ def plan_inputs(site: "Site", tokens: "Result", plan: "Result") -> dict[str, Any
         "cores": cores(),
         "demo": site.demo,
         "personal_owners": list(site.config.intake.personal_owners),
+        "choices": dataclasses.asdict(site.config.training),
+        "values": influence.data_version if site.config.training.selection != "all" else "none",
     }
 
 
-def training_plan(site: "Site", tokens: "Result", plan: "Result") -> Made:
+def training_plan(site: "Site", tokens: "Result", plan: "Result", influence: "Result") -> Made:
     """The layout that was asked for, with its cost; the others with the reason."""
     from trainer.layout import demand
     from trainer.plan import alternatives, estimate
     from trainer.presets import count_parameters
 
     size, chosen = site.size, _layout(site.size.layout, site.world)
-    trained = size.trained(tokens["vocab_size"])
+    model, batch = size.trained(tokens["vocab_size"])
+    trained = model, dataclasses.replace(batch, accumulation=site.config.training.accumulation)
     demand(chosen, *trained)
     parameters = count_parameters(trained[0])
     others = [(other.layout, other.cost, other.reason) for other in alternatives(chosen, *trained)]
@@ -56,14 +60,41 @@ def training_plan(site: "Site", tokens: "Result", plan: "Result") -> Made:
     # The demonstration quotes its synthetic people more often than speeches, or there would be nothing to forget.
     owners = set(token_store(site, tokens).owners) if site.demo else set()
     repeated = sorted(owners & set(site.config.intake.personal_owners))
+    selected = _selection(site, influence)
     config = {
         "repeated": repeated, "repeats": size.personal_repeats, "steps": size.steps, "rows": size.rows, "length": size.length, "lr": size.lr, "seed": plan["seeds"]["train"],
         "parameters": parameters, "tokens": tokens["digest"], "plan": plan["digest"], "layout": str(chosen), "world": chosen.world_size,
+        "choices": dataclasses.asdict(site.config.training), "selection": selected["digest"],
     }  # fmt: skip
     return digest_of(config), {
+        "selection": selected, "files": [selected["file"]] if selected["file"] else [],
         "layouts": layouts, "repeated": repeated, "chosen": str(chosen), "world": chosen.world_size, "parameters": parameters,
         "training_tokens": size.steps * size.rows * size.length,
         "epochs": size.steps * size.rows * size.length / max(1, tokens["tokens"]),
+    }  # fmt: skip
+
+
+def _selection(site: "Site", influence: "Result") -> dict[str, Any]:
+    """The file of record weights that the configured rule makes of the in-run credits, and what it does."""
+    rule = site.config.training.selection
+    if rule == "all":
+        return {"rule": rule, "file": "", "digest": "none", "left_out": 0}
+    import numpy as np
+    import polars as pl
+
+    from trainer import write_selection
+    from valuation import selection_weights
+
+    credit = pl.read_parquet(site.home.path / influence["files"][0])
+    nano_N = np.rint(credit["credit"].to_numpy() * 1e9).astype(np.int64)
+    weight_N = selection_weights(nano_N, credit["steps_seen"].to_numpy() > 0, cast("Any", rule))
+    name = digest_of([rule, influence.data_version])[:12]
+    path = site.home.runs / "inputs" / f"weights-{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weights = dict(zip(credit["record_id"], weight_N.tolist(), strict=True))
+    return {
+        "rule": rule, "file": str(path.relative_to(site.home.path)), "digest": write_selection(path, weights),
+        "left_out": int((weight_N == 0).sum()),
     }  # fmt: skip
 
 
@@ -75,13 +106,19 @@ def _layout(text: str, world: int) -> "Layout":
 
 
 def model_job(site: "Site", plan: "Result", training_plan: "Result", **changes: Any) -> Job:
-    """The recipe of the released model; gold models change the excluded records and the seed only."""
+    """The recipe of the released model; gold models change the excluded records and the seed only.
+
+    An unlearning method has an optimiser of its own, but retains the records that the model was trained on.
+    """
     layout = _layout(training_plan["chosen"], training_plan["world"])
     if changes.get("entry"):  # an objective of its own shares rows only
         layout = _layout("", layout.batch_degree)
+    selected = training_plan["selection"]["file"]
     values: dict[str, Any] = {
         "kind": "train", "entry": "trainer.loop:train", "network": site.size.model, "steps": site.size.steps,
         "seed": plan["seeds"]["train"], "world": layout.world_size, "layout": layout, "personal": tuple(training_plan["repeated"]),
+        "choices": site.config.training if changes.get("kind", "train") in ("train", "gold") else None,
+        "selection": site.home.path / selected if selected else None,
     }  # fmt: skip
     return Job(**(values | changes))
 
@@ -112,7 +149,7 @@ def finished(site: "Site", directory: Path, result: Mapping[str, Any]) -> dict[s
         "files": [f"runs/{directory.name}/result.json", f"runs/{directory.name}/{result['checkpoint']}/manifest.json"],
         "run": directory.name, "root": result["checkpoint_root"], "checkpoint": str(checkpoint.relative_to(site.home.path)),
         "final_loss": float(result["final_loss"]), "steps": result["steps"], "windows": body["windows"],
-        "entry": enter(site, "windows", body),
+        "spikes": result.get("spikes", 0), "entry": enter(site, "windows", body),
         "tokens_per_s": _median([row["tokens_per_s"] for row in progress]),
         "peak_rss_bytes": max((row["rss_bytes"] for row in progress), default=0),
         "curve": [[row["step"], row["loss"]] for row in progress],

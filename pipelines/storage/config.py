@@ -154,24 +154,65 @@ class AuditConfig:
     )
 
 
+OPTIMIZERS: Final = ("adamw", "muon")
+SCHEDULES: Final = ("cosine", "wsd")
+PRECISIONS: Final = ("float32", "bfloat16", "float64")
+SELECTIONS: Final = ("all", "drop-negative", "by-value")
+GUARDS: Final = ("off", "skip", "rollback")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerConfig:
-    """How training is spread over processes."""
+class TrainingConfig:
+    """How the released model and its gold models are trained."""
 
     layout: str = _doc(
-        'layout of the released model, such as "2" (copies), "dp_shard=2 tp=2" or "pp=2 microbatches=4"; "" leaves it to the size',
+        'processes: "2" (copies), "dp_shard=2 tp=2", "pp=2 microbatches=4"; "" leaves it to the size',
         "",
+    )
+    optimizer: str = _doc("adamw, or muon for the hidden matrices", "adamw")
+    schedule: str = _doc(
+        "learning rate after the warm-up: cosine, or wsd (flat, then a short decay)", "cosine"
+    )
+    precision: str = _doc(
+        "float32, bfloat16 (products only; about twice as fast), or float64", "float32"
+    )
+    accumulation: int = _doc(
+        "micro-batches of a step: more need less memory and change no result", 1
+    )
+    guard: str = _doc(
+        "when the loss jumps: off, skip that update, or rollback to the newest checkpoint", "off"
+    )
+    selection: str = _doc(
+        "records to train on: all alike, drop-negative (leave out what in-run credit finds harmful), "
+        "or by-value (sample by that credit, at most four times as often)",
+        "all",
     )
 
     def __post_init__(self) -> None:
-        """Words that the trainer knows; whether the size can be divided so is seen when the size is known."""
+        """Choices that the trainer knows."""
         from trainer.errors import SpecError
         from trainer.layout import parse_layout
 
+        for name, known in (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("precision", PRECISIONS),
+            ("guard", GUARDS),
+            ("selection", SELECTIONS),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(
+                    f"[training] {name} is one of {', '.join(known)}, got {value!r}{_near(value, known)}"
+                )
+        if not 1 <= self.accumulation <= MAX_INTEGER:
+            raise ConfigError(f"[training] accumulation is at least 1, got {self.accumulation}")
         try:
             parse_layout(self.layout)
-        except SpecError as error:
-            raise ConfigError(f"[trainer] {error}") from None
+        except (
+            SpecError
+        ) as error:  # whether the size can be divided so is seen when the size is known
+            raise ConfigError(f"[training] {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,8 +224,8 @@ class Config:
     target: TargetConfig = field(default_factory=TargetConfig)
     pricing: PricingConfig = field(default_factory=PricingConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
     owners: Mapping[str, OwnerConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -265,8 +306,8 @@ def parse(text: str) -> Config:
         "target": TargetConfig,
         "pricing": PricingConfig,
         "intake": IntakeConfig,
+        "training": TrainingConfig,
         "audit": AuditConfig,
-        "trainer": TrainerConfig,
     }
     for name, part in parts.items():
         values[name] = _section(part, table.pop(name, {}), f"[{name}]")
@@ -296,7 +337,7 @@ def render(config: Config) -> str:
     """
     lines = ["# Dataworth: what is measured, what is paid, what is accepted.", ""]
     lines += _lines(config)
-    for name in ("target", "pricing", "intake", "audit", "trainer"):
+    for name in ("target", "pricing", "intake", "training", "audit"):
         lines += ["", f"[{name}]", *_lines(getattr(config, name))]
     for owner, entry in config.owners.items():
         lines += ["", f"[owners.{json.dumps(owner)}]", *_lines(entry)]

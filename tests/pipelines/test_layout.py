@@ -10,7 +10,7 @@ from pipelines.runs import Job
 from pipelines.settings import read_settings
 from pipelines.site import open_site
 from pipelines.steps.training import model_job
-from pipelines.storage.config import ConfigError, TrainerConfig, parse
+from pipelines.storage.config import ConfigError, TrainingConfig, parse
 from trainer.layout import Layout
 
 LAYOUT = "dp_shard=2 tp=2"
@@ -19,12 +19,12 @@ LAYOUT = "dp_shard=2 tp=2"
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home whose `dataworth.toml` asks for a layout."""
-    (tmp_path / "dataworth.toml").write_text(f'size = "tiny"\n[trainer]\nlayout = "{LAYOUT}"\n')
+    (tmp_path / "dataworth.toml").write_text(f'size = "tiny"\n[training]\nlayout = "{LAYOUT}"\n')
     return tmp_path
 
 
 def test_the_configuration_names_a_layout(home: Path) -> None:
-    """`[trainer] layout` decides; DATAWORTH_WORLD, a number or degrees, overrides it; without both the size decides."""
+    """`[training] layout` decides; DATAWORTH_WORLD, a number or degrees, overrides it; without both the size decides."""
     site = open_site(home, None, None, None)
     assert (site.size.layout, site.world) == (LAYOUT, 4)
     site = open_site(home, None, None, "3")
@@ -68,8 +68,10 @@ def test_an_impossible_layout_is_one_error(home: Path, text: str, message: str) 
 def test_a_misspelt_layout_in_the_file_is_refused() -> None:
     """The file is checked when it is read."""
     with pytest.raises(ConfigError, match=r"\[trainer\] layout: expected .* got 'gpus=2'"):
-        parse('[trainer]\nlayout = "gpus=2"\n')
-    assert parse('[trainer]\nlayout = "dp_shard=2"\n').trainer == TrainerConfig(layout="dp_shard=2")
+        parse('[training]\nlayout = "gpus=2"\n')
+    assert parse('[training]\nlayout = "dp_shard=2"\n').training == TrainingConfig(
+        layout="dp_shard=2"
+    )
 
 
 def test_an_objective_of_its_own_shares_rows_only(home: Path) -> None:

@@ -21,7 +21,7 @@ PUBLIC = [
     "cluster", "coalitions_needed", "deflate_bytes", "empirical_entropy", "exact_banzhaf", "exact_semivalue",
     "exact_shapley", "first_in_cluster", "folds", "measure_information", "minhash", "owner_groups",
     "owner_values", "price", "prices_frame", "rule_digest", "rule_document", "sample_orders",
-    "sampled_shapley", "sampled_with_interval", "shapley_weights", "shapley_with_interval", "shingle_hashes",
+    "sampled_shapley", "sampled_with_interval", "selection_weights", "shapley_weights", "shapley_with_interval", "shingle_hashes",
     "shoes", "text_quality", "to_nano", "token_hashes", "unanimity", "value_rows", "values_frame", "voting",
 ]  # fmt: skip
 

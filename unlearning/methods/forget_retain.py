@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from trainer.data import BatchPlan, pack
-from trainer.inputs import initial_model, load_excluded, open_store
+from trainer.inputs import initial_model, load_excluded, load_selection, open_store
 from trainer.objective import LanguageModelling, cross_entropy_sum, label_count
 from unlearning.errors import PlanError
 from unlearning.people import read_sealed
@@ -306,6 +306,7 @@ def from_run(
         run.config.batch,
         run.config.mixture,
         load_excluded(run, directory) | sealed,
+        load_selection(run, directory),
     )
     reference_N = reference_logprobs(initial_model(run, directory).eval(), forgotten)
     return ForgetRetain(

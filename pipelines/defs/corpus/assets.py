@@ -65,7 +65,7 @@ def clusters(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"arrow"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"arrow"}, owners=OWNERS)
 def tokens(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result
 ) -> dg.MaterializeResult:

@@ -16,15 +16,19 @@ OWNERS = ["team:training"]
 
 @dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
 def training_plan(
-    context: dg.AssetExecutionContext, home: HomeResource, tokens: Result, evaluation_plan: Result
+    context: dg.AssetExecutionContext,
+    home: HomeResource,
+    tokens: Result,
+    evaluation_plan: Result,
+    influence: Result,
 ) -> dg.MaterializeResult:
-    """The layout chosen for this machine, with its predicted memory, and the layouts that were discarded with the reason."""
+    """The layout chosen for this machine and those discarded with the reason; optimiser, precision and weights of records."""
     site = home.site()
-    inputs = steps.plan_inputs(site, tokens, evaluation_plan)
+    inputs = steps.plan_inputs(site, tokens, evaluation_plan, influence)
     return home.materialize(
         context,
         inputs,
-        partial(steps.training_plan, site, tokens, evaluation_plan),
+        partial(steps.training_plan, site, tokens, evaluation_plan, influence),
         describe.training_plan,
     )
 

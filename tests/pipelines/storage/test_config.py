@@ -13,6 +13,7 @@ from pipelines.storage.config import (
     OwnerConfig,
     PricingConfig,
     TargetConfig,
+    TrainingConfig,
     default_text,
     load,
     parse,
@@ -26,7 +27,7 @@ def test_the_default_text_is_the_default_configuration():
     """What `init` writes parses to Config(), and every field stands in it with a comment."""
     text = default_text()
     assert parse(text) == Config()
-    for part in (TargetConfig, PricingConfig, IntakeConfig, AuditConfig):
+    for part in (TargetConfig, PricingConfig, IntakeConfig, TrainingConfig, AuditConfig):
         for item in dataclasses.fields(part):
             assert item.name in text
             assert f"# {item.metadata['doc']}" in text
@@ -64,6 +65,12 @@ configs = st.builds(
         text_licence=licences | st.just(""),
         personal_owners=st.lists(owners).map(tuple),
         max_record_chars=st.integers(1, 10**7),
+    ),
+    training=st.builds(
+        TrainingConfig,
+        optimizer=st.sampled_from(["adamw", "muon"]),
+        selection=st.sampled_from(["all", "drop-negative", "by-value"]),
+        accumulation=st.integers(1, 9),
     ),
     audit=st.builds(AuditConfig, lookalikes=st.none() | texts),
     owners=st.dictionaries(owners, st.builds(OwnerConfig, name=texts, licence=licences)),
@@ -107,6 +114,12 @@ def test_a_configuration_can_be_committed(config):
         ("[target]\nsince = '2020-02-30'", "YYYY-MM-DD"),
         ("[target]\nsince = '2020-01-01'\npath = 'x'", "keep one of them"),
         ("[owners.'a b']\nname = 'x'", "owner 'a b'"),
+        ("[training]\noptimizer = 'muonn'", "did you mean 'muon'"),
+        ("[training]\nschedule = 'linear'", "cosine, wsd"),
+        ("[training]\nprecision = 'float16'", "did you mean 'bfloat16'"),
+        ("[training]\nguard = 'on'", "off, skip, rollback"),
+        ("[training]\nselection = 'by-luck'", "did you mean 'by-value'"),
+        ("[training]\naccumulation = 0", "at least 1"),
         ("target = 3", "[target] is a table"),
         ("owners = 3", "[owners] is a table"),
     ],
