@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from trainer.errors import SpecError
+from trainer.errors import LostProcessError, SpecError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -122,11 +122,28 @@ def init_mesh(layout: Layout, timeout_s: int = TIMEOUT_S) -> Mesh:
         return Mesh(device=device)
     if not joined:
         backend = "nccl" if device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        _join(backend, timedelta(seconds=timeout_s))
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh(device.split(":")[0], (world,), mesh_dim_names=("data",))
     return Mesh(dist.get_rank(), world, device, mesh, owns_group=not joined)
+
+
+def _join(backend: str, timeout: timedelta) -> None:
+    """Start the process group, by the store that the launcher names.
+
+    torchrun --standalone keeps one store over restarts (torch 2.13), with the addresses that dead processes left in
+    it: a restarted gloo would connect to those. So every attempt has a part of the store of its own.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        whole, rank, world = next(rendezvous("env://", timeout=timeout))
+        store = dist.PrefixStore(f"attempt{attempt}of{world}", whole)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    except RuntimeError as error:  # gloo's own, and torch's DistError
+        raise LostProcessError(f"the processes could not join each other: {error}") from error
 
 
 def _device() -> str:
