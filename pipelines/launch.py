@@ -117,10 +117,15 @@ def log_tail(directory: Path) -> str:
     return data.decode("utf-8", errors="replace").strip()
 
 
-def own_code(directory: Path, code: int) -> int:
-    """The trainer's own exit code; torchrun replaces it by 1, so the trainer leaves it in `exit.json` as well."""
+def own_code(directory: Path, code: int, nproc: int = 1) -> int:
+    """The trainer's own exit code; torchrun replaces it by 1, so the trainer leaves it in `exit.json` as well.
+
+    Without that file it had no chance to say anything: it was killed, or a process of several was, and may be resumed.
+    """
     stopped = directory / "exit.json"
-    return int(json.loads(stopped.read_text())["code"]) if code and stopped.exists() else code
+    if code and stopped.exists():
+        return int(json.loads(stopped.read_text())["code"])
+    return EXIT_RESUME if code < 0 or (code and nproc > 1) else code
 
 
 def supervise(directory: Path, nproc: int, report: "Reporter", server: Path | None = None) -> int:
@@ -151,7 +156,7 @@ def supervise(directory: Path, nproc: int, report: "Reporter", server: Path | No
                     if lines and time.monotonic() - last >= LOG_EVERY_S:
                         report(progress_text(lines[-1]))
                         last = time.monotonic()
-        code = own_code(directory, ended)
+        code = own_code(directory, ended, nproc)
         # A trainer that was stopped asks to be resumed too, but whoever stopped it wants it to stay stopped.
         if code != EXIT_RESUME or attempt == MAX_RESUMES or told_to_stop.is_set():
             return code

@@ -12,7 +12,6 @@ is needed: the data dimensions shrink, the others must fit.
 from __future__ import annotations
 
 import dataclasses
-from math import gcd
 from typing import TYPE_CHECKING
 
 from trainer.errors import SpecError
@@ -31,7 +30,7 @@ def fitting_layout(layout: Layout, world: int, least: int) -> Layout:
 
     Returns:
         The layout itself if the numbers agree or nothing else is allowed (`init_mesh` then refuses), else the same
-        degrees with fewer copies, or fewer slices where those left are no multiple of them.
+        degrees with fewer copies, or one copy of fewer slices where the processes left are no multiple of the slices.
 
     Raises:
         SpecError: fewer processes than the run allows, or too few for what a copy is divided into.
@@ -48,5 +47,5 @@ def fitting_layout(layout: Layout, world: int, least: int) -> Layout:
         raise SpecError(
             f"config.min_processes: {layout} needs a multiple of sp * tp * pp = {copy} processes, the launcher started {world}"
         )
-    shard = gcd(layout.dp_shard, copies)
+    shard = layout.dp_shard if copies % layout.dp_shard == 0 else copies
     return dataclasses.replace(layout, dp_replicate=copies // shard, dp_shard=shard)

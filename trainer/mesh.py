@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from trainer.errors import SpecError
+from trainer.errors import LostProcessError, SpecError
 from trainer.layout import Layout
 from trainer.parent import die_with
 
@@ -149,7 +149,7 @@ def init_mesh(layout: Layout, timeout_s: int = TIMEOUT_S) -> Mesh:
         return Mesh(device=device, layout=layout)
     if not joined:
         backend = "nccl" if device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        _join(backend, timedelta(seconds=timeout_s))
     meshes = device_meshes(layout, device.split(":", maxsplit=1)[0])
     side = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     return Mesh(dist.get_rank(), world, device, layout, *meshes, side, owns_group=not joined)
@@ -175,6 +175,23 @@ def device_meshes(layout: Layout, kind: str) -> tuple[DeviceMesh, DeviceMesh, De
     work, dense = grid(dp_shard=layout.dp_shard, sp=layout.sp), grid(fsdp=layout.fsdp)
     slices = layout.fsdp // layout.ep
     return work, dense, grid(efsdp=slices, ep=layout.ep) if layout.ep > 1 else None
+
+
+def _join(backend: str, timeout: timedelta) -> None:
+    """Start the process group, by the store that the launcher names.
+
+    torchrun --standalone keeps one store over restarts (torch 2.13), with the addresses that dead processes left in
+    it: a restarted gloo would connect to those. So every attempt has a part of the store of its own.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        whole, rank, world = next(rendezvous("env://", timeout=timeout))
+        store = dist.PrefixStore(f"attempt{attempt}of{world}", whole)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    except RuntimeError as error:  # gloo's own, and torch's DistError
+        raise LostProcessError(f"the processes could not join each other: {error}") from error
 
 
 def _device() -> str:

@@ -168,20 +168,19 @@ def check_proof(proof: Mapping[str, Any], root: str, data: bytes | None = None) 
     Raises:
         AlteredCheckpointError: not a proof of format 1, of another tensor, or under another root.
     """
-    if set(proof) != _PROOF or proof["format"] != PROOF_FORMAT:
+    if not isinstance(proof, dict) or set(proof) != _PROOF or proof["format"] != PROOF_FORMAT:
         raise AlteredCheckpointError(f"not a proof of format {PROOF_FORMAT} with {sorted(_PROOF)}")
     name = proof["name"]
     try:
         leaf, path = bytes.fromhex(proof["leaf"]), [bytes.fromhex(step) for step in proof["path"]]
-        if data is not None:
-            got = _leaf(name, proof["dtype"], proof["shape"], data)
-            if got != leaf:
-                raise AlteredCheckpointError(
-                    f"{name}: expected leaf {leaf.hex()}, the bytes have {got.hex()}"
-                )
+        got = leaf if data is None else _leaf(name, proof["dtype"], proof["shape"], data)
         verify_inclusion(leaf, proof["index"], proof["size"], path, bytes.fromhex(root))
-    except (ProvenanceError, TypeError) as error:
+    except (ProvenanceError, ValueError, TypeError) as error:
         raise AlteredCheckpointError(f"{name}: not under the root {root}: {error}") from error
+    if got != leaf:
+        raise AlteredCheckpointError(
+            f"{name}: expected leaf {leaf.hex()}, the bytes have {got.hex()}"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -92,6 +92,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("prices: the rule applied to the committed values, sum to the pool", trail.prices, ("prices",)),
         ("receipts: every owner's verifies offline", trail.receipts, ("receipts",)),
         ("erasure: no suspended record is in HEAD", trail.suspended, ("erasure_request",)),
+        ("phases: every phase of the training answers every question, and its check passed", trail.phases, ("checkpoint",)),
         ("gold model: files, manifest and root are those in the ledger", trail.model, ("gold_checkpoint",)),
         ("unlearned model: files, manifest and root are those in the ledger", trail.model, ("unlearned_checkpoint",)),
         ("audit: the verdict follows from its rows", trail.verdict, ("robustness_audit",)),
@@ -247,9 +248,18 @@ def _version(versions: Any, beginning: str) -> str:
 
 
 def explain(
-    subject: Annotated[str, typer.Argument(help="An owner, a group, or a record id.")],
+    subject: Annotated[
+        str, typer.Argument(help="An owner, a group, or a record id; or a run, or its folder.")
+    ],
+    step: Annotated[
+        int, typer.Option(help="Of a run: look at this step, however usual it is.")
+    ] = 0,
 ) -> None:
-    """Walk back from a value or a price to the runs, seeds and records that made it."""
+    """Walk back from a value or a price to what made it, or from a run's bad loss or slow step to its cause."""
+    run = Path(subject) if Path(subject).is_dir() else read_settings().home / "runs" / subject
+    if (run / "run.json").exists():
+        _explain_run(run, step or None)
+        return
     import polars as pl
 
     site = this_site()
@@ -300,6 +310,32 @@ def explain(
             )
     table.add_row("plan", f"{plan['digest']}, ledger entry {plan['entry']}, before any training")
     console.print(table)
+
+
+def _explain_run(directory: Path, step: int | None) -> None:
+    """Findings of `trainer.explain`, in the order of their steps."""
+    from trainer.explain import explain as explain_run
+
+    findings = explain_run(directory, step)
+    if not findings:
+        console.print(
+            f"{directory.name}: no loss, time or check is unusual; one step: --step N",
+            highlight=False,
+        )
+    for found in findings:
+        process = "" if found.rank is None else f", rank {found.rank}"
+        table = Table(
+            "fact", "value", title=f"step {found.step}: {found.symptom}", show_header=False
+        )
+        table.add_row("phase", f"{found.phase}{process}")
+        table.add_row("cause", found.cause)
+        for evidence in found.evidence:
+            table.add_row("evidence", evidence)
+        for record in found.records[:10]:
+            table.add_row("record", record)
+        if len(found.records) > 10:
+            table.add_row("record", f"... and {len(found.records) - 10} more")
+        console.print(table)
 
 
 def _table(site: "Site", name: str) -> Path:

@@ -225,6 +225,18 @@ def checkpoint(site: "Site", checkpoint: "Result") -> list[str]:
     return problems
 
 
+def phases(site: "Site", checkpoint: "Result") -> list[str]:
+    """The run's phase record answers every question, and every phase's check passed."""
+    from trainer.phases import check_phases, failures
+
+    path = site.home.runs / checkpoint["run"] / "phases.json"
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        return [f"{path.name} cannot be read ({type(error).__name__})"]
+    return check_phases(record) or [f"{phase}: {why}" for phase, why in failures(record).items()]
+
+
 def model(site: "Site", found: "Result") -> list[str]:
     """`checkpoint` for a model of the audit, which is not there when no request is pending."""
     return [] if found["skipped"] else checkpoint(site, found)

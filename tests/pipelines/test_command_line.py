@@ -227,6 +227,22 @@ def test_explain_walks_back_from_a_price(ask, tiny_home: Path) -> None:
     assert "'nobody' has no value" in stranger.err
 
 
+def test_explain_walks_back_from_a_step_of_a_run(ask, tiny_home: Path) -> None:
+    """A run's name or folder, and a step: phase, cause, the numbers, and record ids, never a text."""
+    run = values(tiny_home, "checkpoint")["run"]
+    for subject in (run, str(tiny_home / "runs" / run)):
+        said = ask(tiny_home, "explain", subject, "--step", "3")
+        assert said.code == 0, said.err
+        assert "step 3: loss spike" in said.out
+        assert "step 3: slow step" in said.out
+        assert "phase" in said.out
+        assert re.search(r"[0-9a-f]{64}", said.out)
+    beyond = ask(tiny_home, "explain", run, "--step", "100000")
+    assert beyond.code == 2
+    assert "has no step 100000" in beyond.err
+    assert ask(tiny_home, "explain", run).code == 0
+
+
 def test_payouts_add_up(ask, tiny_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The table ends in the pool, and the file for a payment system has the same integers."""
     said = ask(tiny_home, "payouts")

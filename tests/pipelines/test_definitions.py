@@ -26,7 +26,7 @@ CHECKS = {
     "corpus:counts_add_up", "corpus:version_verifies", "clusters:clusters_cover_the_corpus", "tokens:tokens_equal_text",
     "target:target_is_disjoint", "entropy:entropy_is_bounded", "owner_values:values_are_efficient",
     "prices:prices_sum_to_the_pool", "commitment:ledger_verifies", "receipts:receipts_verify",
-    "checkpoint:checkpoint_root_holds", "evaluation:plan_was_followed",
+    "checkpoint:checkpoint_root_holds", "checkpoint:phases_are_complete", "evaluation:plan_was_followed",
     "erasure_request:suspended_records_left_head", "robustness_audit:verdict_follows_from_its_rows",
     "report:report_is_self_contained",
 }  # fmt: skip

@@ -34,6 +34,7 @@ from pipelines.definitions import defs
 from pipelines.defs import ASSETS
 from pipelines.gate import failed_checks
 from provenance import jcs, parse_json
+from trainer.phases import check_phases, failures
 
 VERSIONS = {
     "source_data", "preprocessing", "tokenizer", "initial_weights", "configuration", "prompts", "retrieval_index",
@@ -218,8 +219,9 @@ def test_every_training_leaves_its_record(tiny_home: Path) -> None:
         assert all({"loss", "tokens_per_s", "rss_bytes", "time"} <= set(row) for row in progress)
         phases = json.loads((folder / "phases.json").read_text())["phases"]
         assert len(phases) == 5
-        fields = {"input", "output", "check", "resources", "rejected", "uncertainty", "decided_by"}
-        assert all(fields <= set(phase) for phase in phases)
+        record = json.loads((folder / "phases.json").read_text())
+        assert check_phases(record) == []
+        assert failures(record) == {}
         windows = rows(folder / "windows.jsonl")
         covered = [
             step
@@ -385,6 +387,31 @@ def broken(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory):
     flip(stored(home, values(home, "corpus")["version"])[0])
     shutil.rmtree(home / "results/clusters")  # would have to be made again
     return home, materialize(home, "deliveries,corpus,clusters")
+
+
+def test_a_gap_in_the_phase_record_fails_its_check(
+    tiny_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The asset check `phases_are_complete` passes as it is; without a field, or after a failed phase, it says which."""
+    from pipelines.results import latest
+    from pipelines.site import open_site
+    from pipelines.steps import audit_trail
+
+    home = tmp_path_factory.mktemp("phases") / "home"
+    shutil.copytree(tiny_home, home)
+    site = open_site(home, None, "tiny", 1)
+    found = latest(site.home.results, "checkpoint")
+    path = home / "runs" / found["run"] / "phases.json"
+    good = path.read_text()
+    assert audit_trail.phases(site, found) == []
+    record = json.loads(good)
+    del record["phases"][3]["responsible"]
+    path.write_text(json.dumps(record))
+    assert audit_trail.phases(site, found) == ["update.responsible: missing"]
+    path.write_text(good.replace("passed: clipped", "failed: clipped"))
+    assert audit_trail.phases(site, found)[0].startswith("update: clipped")
+    path.unlink()
+    assert "cannot be read" in audit_trail.phases(site, found)[0]
 
 
 def test_a_failed_blocking_check_fails_the_command(broken) -> None:

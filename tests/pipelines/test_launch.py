@@ -152,6 +152,23 @@ def test_a_crash_is_not_taken_for_an_older_wish(prepare: Callable[..., Path]) ->
     assert "the disk caught fire" in done.stderr
 
 
+def test_a_killed_trainer_is_started_again(prepare: Callable[..., Path]) -> None:
+    """SIGKILL leaves no word and no exit.json: the run goes on from its newest checkpoint by itself."""
+    directory = prepare(entry="launch_entries:die_once")
+    done = launched(directory)
+    assert done.returncode == 0, done.stderr
+    assert (directory / "starts").read_text() == "xx"
+
+
+def test_a_code_without_a_word_is_a_death(tmp_path: Path) -> None:
+    """A signal, or torchrun's 1 without exit.json, resumes; one process's own 1 is a defect; a word counts first."""
+    own = launching.own_code
+    assert own(tmp_path, -9) == own(tmp_path, 1, 2) == launching.EXIT_RESUME
+    assert (own(tmp_path, 1), own(tmp_path, 0, 2)) == (1, 0)
+    (tmp_path / "exit.json").write_text('{"code": 3}')
+    assert own(tmp_path, -9) == own(tmp_path, 1, 2) == 3
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_refused_run_gives_the_trainers_message(prepare: Callable[..., Path], nproc: int) -> None:
     """Exit code 3 and one line with expected and got, also through torchrun, which knows no codes but 1."""

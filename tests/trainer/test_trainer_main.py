@@ -1,14 +1,17 @@
 """Claims about `python -m trainer`: exit codes, one clear line, and survival of kill -9, alone and under torchrun."""
 
+import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from trainer_accidents import run_program
 from trainer_corpus import make_run
 from trainer_processes import fit_run, run_processes
 
@@ -19,7 +22,9 @@ from trainer.loop import fit, train
 from trainer.spec import Layout, save_run
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -119,6 +124,58 @@ def test_kill_9_of_torchrun_leaves_no_worker_and_resumes_bitwise(tmp_path, start
     _, errors = agent.communicate(timeout=180)
     assert agent.returncode == EXIT_DONE, errors
     assert verify(newest(again)).root == verify(newest(whole)).root
+
+
+def test_torchrun_restarts_a_run_whose_process_died(tmp_path, start):
+    """`--max-restarts`: one of two processes is killed at step 7; torchrun starts both again, the end is bit-equal."""
+    layout = Layout(dp_replicate=2)
+    fields = {"steps": 12, "every": 4, "layout": layout}
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    save_run(make_run(tmp_path, **fields), whole)
+    save_run(make_run(tmp_path, entry="trainer_accidents:train_dying_once", **fields), again)
+    assert run_program(2, whole)[0] == [0, 0]
+    agent = start(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "-m", "trainer",
+        str(again / "run.json"),
+    )  # fmt: skip
+    _, errors = agent.communicate(timeout=180)
+    assert agent.returncode == EXIT_DONE, errors
+    assert (tmp_path / "died").exists()
+    assert verify(newest(again)).root == verify(newest(whole)).root
+    assert (again / "progress.jsonl").read_text().count("\n") == 12
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_with_the_machine_that_is_left(tmp_path, start):
+    """Two agents of one process each; one is killed with its process: the other goes on alone, from the checkpoint."""
+    run = make_run(tmp_path, steps=40, every=4, layout=Layout(dp_replicate=2), entry="trainer_accidents:train_slowly")  # fmt: skip
+    config = dataclasses.replace(run.config, min_processes=1, timeout_s=20)
+    directory = tmp_path / "r"
+    save_run(dataclasses.replace(run, config=config), directory)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = (
+        "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "left",
+        "--rdzv-conf", "last_call_timeout=10,join_timeout=120", "-m", "trainer", str(directory / "run.json"),
+    )  # fmt: skip
+    first = start(*command)  # hosts the rendezvous
+    time.sleep(2)
+    second = start(*command)
+    _wait_for(lambda: _steps(directory) >= 6)
+    second.kill()
+    _, errors = first.communicate(timeout=240)
+    assert first.returncode == EXIT_DONE, errors
+    assert json.loads((directory / "phases.json").read_bytes())["processes"] == 1
+    single = make_run(tmp_path, steps=40, every=4)
+    save_run(single, tmp_path / "single")
+    assert fit(single, tmp_path / "single") == 0
+    losses = [
+        [json.loads(line)["loss"] for line in (folder / "progress.jsonl").read_text().splitlines()]
+        for folder in (directory, tmp_path / "single")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_refused_input_is_one_line_and_exit_3(tmp_path):

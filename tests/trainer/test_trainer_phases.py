@@ -23,9 +23,9 @@ def runs(tmp_path_factory):
     torch.set_num_threads(1)
     home = tmp_path_factory.mktemp("phases")
     made = {}
-    for layout in (Layout(), Layout(strategy="ddp", world_size=2)):
+    for layout in (Layout(), Layout(dp_replicate=2)):
         run = make_run(home, "r", steps=8, every=4, layout=layout)
-        folder = home / layout.strategy
+        folder = home / str(layout)
         save_run(run, folder)
         assert set(run_program(layout.world_size, folder)[0]) == {0}
         made[layout.world_size] = run, folder

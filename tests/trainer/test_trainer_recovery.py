@@ -16,7 +16,7 @@ from trainer.errors import EXIT_DONE, EXIT_REFUSED, EXIT_RESUME, SpecError
 from trainer.spec import Layout, RunConfig, run_digest, save_run
 
 STEPS, EVERY = 12, 4
-DDP = Layout(strategy="ddp", world_size=2)
+DDP = Layout(dp_replicate=2)
 KILLED = -9
 
 
@@ -43,9 +43,9 @@ def whole(home):
     """Layout strategy -> folder of a run that nothing interrupted."""
     folders = {}
     for layout in (Layout(), DDP):
-        _, folder = _start(home, f"whole-{layout.strategy}", layout)
+        _, folder = _start(home, f"whole-{layout}", layout)
         assert run_program(layout.world_size, folder)[0] == [EXIT_DONE] * layout.world_size
-        folders[layout.strategy] = folder
+        folders[str(layout)] = folder
     return folders
 
 
@@ -119,7 +119,7 @@ def test_random_deaths_never_change_the_result(home, whole, seed):
         deaths += 1
     assert deaths
     assert run_program(layout.world_size, folder)[0] == [EXIT_DONE] * layout.world_size
-    reference = whole[layout.strategy]
+    reference = whole[str(layout)]
     assert verify(newest(folder)).root == verify(newest(reference)).root
     assert _losses(folder) == _losses(reference)
 
@@ -178,7 +178,7 @@ def test_a_flipped_weight_of_a_replica_is_named_before_it_is_saved(home, whole, 
 
 def test_the_majority_is_believed(home):
     """Of three replicas the one that differs is named, also if it is the first."""
-    _, folder = _start(home, "three", Layout(strategy="ddp", world_size=3))
+    _, folder = _start(home, "three", Layout(dp_replicate=3))
     codes, errors = run_program(3, folder, "flip@6/0")
     assert codes == [EXIT_RESUME] * 3
     assert "rank 0 holds other numbers" in errors[0]
@@ -208,7 +208,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(home, whole):
         phases = json.loads((folder / "phases.json").read_bytes())["phases"]
         assert phases[4]["result"].startswith("failed: the checkpoint could not be written")
         assert run_program(world, folder)[0] == [EXIT_DONE] * world
-        _same_end(folder, whole[layout.strategy])
+        _same_end(folder, whole[str(layout)])
 
 
 @pytest.mark.parametrize("damage", ["format", "model", "half", "altered"])
@@ -261,9 +261,14 @@ def test_a_run_goes_on_with_fewer_processes_if_it_may(home, whole):
 
 
 def test_the_layout_for_those_that_are_left():
-    """The same strategy over fewer processes, one alone is single; not below the least, never more than the layout."""
-    four = Layout(strategy="fsdp", world_size=4)
-    assert fitting_layout(four, 3, 2) == Layout(strategy="fsdp", world_size=3)
+    """Fewer copies or slices, what a copy is divided into stays; not below the least, never more than the layout."""
+    hybrid = Layout(dp_replicate=2, dp_shard=2, tp=2)
+    assert fitting_layout(hybrid, 4, 1) == Layout(dp_shard=2, tp=2)
+    assert fitting_layout(hybrid, 2, 1) == Layout(tp=2)
+    with pytest.raises(SpecError, match="a multiple of sp \\* tp \\* pp = 2 processes"):
+        fitting_layout(hybrid, 5, 1)
+    four = Layout(dp_shard=4)
+    assert fitting_layout(four, 3, 2) == Layout(dp_shard=3)
     assert fitting_layout(four, 1, 1) == Layout()
     assert fitting_layout(four, 3, 0) is four  # and is then refused by `init_mesh`
     assert fitting_layout(four, 8, 1) is four

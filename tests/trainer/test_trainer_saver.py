@@ -120,7 +120,7 @@ def test_a_disk_that_refuses_is_said_and_the_old_one_stands(save, monkeypatch, s
 
 
 @pytest.mark.parametrize("layout", [
-    Layout(), Layout(strategy="ddp", world_size=2), Layout(strategy="fsdp", world_size=2),
+    Layout(), Layout(dp_replicate=2), Layout(dp_shard=2),
 ])  # fmt: skip
 def test_a_run_that_saves_in_the_background_ends_with_the_same_bits(tmp_path, layout):
     """Same losses, windows and root as one that waits; kill -9 while writing is survived the same; a full disk is said."""

@@ -55,7 +55,7 @@ def _flip(optimizer, *_):
     from trainer.partition import local
 
     name = sorted(optimizer.parameters)[3]
-    local(optimizer.parameters[name]).detach().view(torch.int32).view(-1)[0] ^= 1
+    local(optimizer.parameters[name]).detach().view(torch.int32).view(-1)[0] ^= 1 << 18
 
 
 def _raise(error):
@@ -98,9 +98,9 @@ def arm(name, at):
         "flip": lambda: _after(AdamW, "step", at, _flip),
         "cut": lambda: _after(loop, "apply_layout", at, lambda model, *_: _flip_model(model)),
         "disk": lambda: _before(saver, "write_atomic", at, _raise(disk)),
-        "slow": lambda: _before(LanguageModelling, "loss", at, lambda *_: time.sleep(0.4)),
-        "slow-disk": lambda: _before(saver, "write_atomic", at, lambda *_: time.sleep(0.4)),
-        "slow-net": lambda: _before(step, "reduce_gradients", at, lambda *_: time.sleep(0.4)),
+        "slow": lambda: _before(LanguageModelling, "loss", at, lambda *_: time.sleep(1.0)),
+        "slow-disk": lambda: _before(saver, "write_atomic", at, lambda *_: time.sleep(2.0)),
+        "slow-net": lambda: _before(step, "reduce_gradients", at, lambda *_: time.sleep(1.0)),
         "lr": lambda: _wrong_rate(loop, at),
     }[name]()  # fmt: skip
 
@@ -110,7 +110,7 @@ def _flip_model(model):
 
     from trainer.partition import local
 
-    local(model.norm.weight).detach().view(torch.int32).view(-1)[0] ^= 1
+    local(model.norm.weight).detach().view(torch.int32).view(-1)[0] ^= 1 << 18
 
 
 def _wrong_rate(loop, at):
@@ -137,6 +137,27 @@ def _program(rank, world, port, directory, fault, log):
         arm(name if rank == int(who or 0) else "none", int(at or 0))
         code = main(["--run", str(directory)])
     os._exit(code)  # as the end of a process, without what a test runner adds
+
+
+def train_dying_once(run, directory):
+    """An entry like `trainer.loop.train`; its second process is killed at step 7 of the run's first start."""
+    from trainer.loop import train
+
+    mark = directory.with_name("died")
+    if os.environ.get("RANK") == "1" and not mark.exists():
+        mark.touch()
+        arm("local", 7)
+    return train(run, directory)
+
+
+def train_slowly(run, directory):
+    """An entry like `trainer.loop.train` that gives a test time to interfere."""
+    from trainer.loop import train
+    from trainer.objective import LanguageModelling
+
+    real = LanguageModelling.batch
+    LanguageModelling.batch = lambda *given: time.sleep(0.2) or real(*given)
+    return train(run, directory)
 
 
 def start_program(world, directory, fault="none"):

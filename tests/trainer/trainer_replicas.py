@@ -45,3 +45,21 @@ def refused(guilty):
         return agreed(mesh, action)
     except DataError as error:
         return str(error)
+
+
+def reload(run, folder, layout):
+    """Load a checkpoint into a zeroed state of a layout; returns the root of what is then there."""
+    from trainer.checkpoint import load_into, model_state
+    from trainer.inputs import initial_model
+    from trainer.mesh import init_mesh
+    from trainer.optim import build_optimizer
+    from trainer.partition import apply_layout, local
+
+    mesh = init_mesh(layout)
+    model = apply_layout(initial_model(run, folder.parent), mesh, layout)
+    moments = build_optimizer(model, run.config.optim).state()
+    state = model_state(model) | {f"optim.{name}": tensor for name, tensor in moments.items()}
+    for tensor in state.values():
+        local(tensor).zero_()  # a tensor that is missed shows
+    load_into(folder, state, mesh)
+    return state_root(state, mesh)

@@ -14,6 +14,12 @@ def checkpoint_root_holds(home: HomeResource, checkpoint: Result) -> dg.AssetChe
     return outcome(trail.checkpoint(home.site(), checkpoint))
 
 
+@dg.asset_check(asset="checkpoint", blocking=True)
+def phases_are_complete(home: HomeResource, checkpoint: Result) -> dg.AssetCheckResult:
+    """The run's phase record answers every question for each of the five phases, and every phase's check passed."""
+    return outcome(trail.phases(home.site(), checkpoint))
+
+
 @dg.asset_check(
     asset="evaluation", blocking=True, additional_ins=ins("evaluation_plan", "checkpoint")
 )
