@@ -157,8 +157,9 @@ def reduce_gradients(
     """
     grads = [_gradient(parameter) for parameter in parameters]
     total = loss.detach().double().reshape(())
-    if mesh.dense is None:
+    if mesh.world_size == 1:
         return total, _square_sum(grads).sqrt()
+    assert mesh.dense is not None, "several processes need a mesh of init_mesh"
     for axis in _SUMMED:
         if mesh.dense[axis].size() > 1:
             _add_up([grad for grad in grads if axis not in _axes(grad)], mesh.group(axis))
