@@ -81,7 +81,7 @@ def test_a_death_in_each_phase_is_named_and_survived(home, whole, fault):
     assert json.loads((folder / "exit.json").read_bytes())["code"] == EXIT_RESUME
     assert not (folder / "result.json").exists()
     assert run_program(2, folder)[0] == [EXIT_DONE, EXIT_DONE]
-    _same_end(folder, whole["ddp"])
+    _same_end(folder, whole[str(DDP)])
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(home, whole, rank
     assert newest(folder).name == "step-7"
     assert "after step 7 of 12" in json.loads((folder / "exit.json").read_bytes())["reason"]
     assert run_program(2, folder)[0] == [EXIT_DONE, EXIT_DONE]
-    assert verify(newest(folder)).root == verify(newest(whole["ddp"])).root
-    assert _losses(folder) == _losses(whole["ddp"])
+    assert verify(newest(folder)).root == verify(newest(whole[str(DDP)])).root
+    assert _losses(folder) == _losses(whole[str(DDP)])
 
 
 @pytest.mark.parametrize(("every", "step"), [(0, 8), (1, 6)])
@@ -173,7 +173,7 @@ def test_a_flipped_weight_of_a_replica_is_named_before_it_is_saved(home, whole, 
         "passed", "passed", "failed", "passed", "passed",
     ]  # fmt: skip
     assert run_program(2, folder)[0] == [EXIT_DONE, EXIT_DONE]
-    assert verify(newest(folder)).root == verify(newest(whole["ddp"])).root
+    assert verify(newest(folder)).root == verify(newest(whole[str(DDP)])).root
 
 
 def test_the_majority_is_believed(home):
@@ -248,7 +248,7 @@ def test_a_run_goes_on_with_fewer_processes_if_it_may(home, whole):
     run, folder = _start(home, "fewer", DDP, min_processes=1)
     assert run_program(2, folder, "local@7/1")[0] == [EXIT_RESUME, KILLED]
     assert run_program(1, folder)[0] == [EXIT_DONE]
-    got, want = (torch.tensor(_losses(f), dtype=torch.float64) for f in (folder, whole["ddp"]))
+    got, want = (torch.tensor(_losses(f), dtype=torch.float64) for f in (folder, whole[str(DDP)]))
     torch.testing.assert_close(got, want, rtol=1e-5, atol=0)
     phases = json.loads((folder / "phases.json").read_bytes())
     assert phases["processes"] == 1

@@ -56,7 +56,7 @@ def reload(run, folder, layout):
     from trainer.partition import apply_layout, local
 
     mesh = init_mesh(layout)
-    model = apply_layout(initial_model(run, folder.parent), mesh, layout)
+    model = apply_layout(initial_model(run, folder.parent), mesh)
     moments = build_optimizer(model, run.config.optim).state()
     state = model_state(model) | {f"optim.{name}": tensor for name, tensor in moments.items()}
     for tensor in state.values():
