@@ -151,13 +151,13 @@ def test_a_run_that_saves_in_the_background_ends_with_the_same_bits(tmp_path, la
 
 def test_a_numerical_stop_waits_for_the_checkpoint(tmp_path, monkeypatch):
     """A run that leaves while a checkpoint is being written leaves it complete."""
-    from trainer import loop
+    from trainer import training
     from trainer.errors import EXIT_NUMERICAL, NumericalError
 
     run = make_run(tmp_path, "r", steps=6, every=2)
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, asynchronous=True))
     save_run(run, tmp_path / "r")
-    real, steps = loop.train_step, []
+    real, steps = training.train_step, []
 
     def step(*args, **kwargs):
         steps.append(1)
@@ -165,6 +165,6 @@ def test_a_numerical_stop_waits_for_the_checkpoint(tmp_path, monkeypatch):
             raise NumericalError("not a number")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(training, "train_step", step)
     assert fit(run, tmp_path / "r") == EXIT_NUMERICAL
     assert verify(newest(tmp_path / "r")).step == 2

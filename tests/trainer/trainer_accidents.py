@@ -69,7 +69,7 @@ def arm(name, at):
     """Make a fault happen in this process at a step (1 = the first)."""
     import torch.distributed.checkpoint as dcp
 
-    from trainer import loop, saver, step, watch
+    from trainer import loop, saver, step, training, watch
     from trainer.objective import LanguageModelling
     from trainer.optim import AdamW
 
@@ -86,7 +86,7 @@ def arm(name, at):
         "written": lambda: _after(dcp.FileSystemWriter, "write_data", at, _die),
         "manifest": lambda: _before(saver, "write_atomic", at, _die),
         "renamed": lambda: _before(saver, "sync_folder", at, _die),
-        "window": lambda: _before(loop, "append_window", at, _die),
+        "window": lambda: _before(training, "append_window", at, _die),
         "discard": lambda: _before(saver, "_discard", at, _die),
         "deleting": lambda: _before(saver.shutil, "rmtree", at, _die),
         # what is not a death
@@ -101,7 +101,7 @@ def arm(name, at):
         "slow": lambda: _before(LanguageModelling, "loss", at, lambda *_: time.sleep(1.0)),
         "slow-disk": lambda: _before(saver, "write_atomic", at, lambda *_: time.sleep(2.0)),
         "slow-net": lambda: _before(step, "reduce_gradients", at, lambda *_: time.sleep(1.0)),
-        "lr": lambda: _wrong_rate(loop, at),
+        "lr": lambda: _wrong_rate(training, at),
     }[name]()  # fmt: skip
 
 
@@ -113,10 +113,12 @@ def _flip_model(model):
     local(model.norm.weight).detach().view(torch.int32).view(-1)[0] ^= 1 << 18
 
 
-def _wrong_rate(loop, at):
+def _wrong_rate(training, at):
     """From a step on, a learning rate that is not the schedule's."""
-    real = loop.learning_rate
-    loop.learning_rate = lambda step, *rest: real(step, *rest) * (300.0 if step + 1 == at else 1.0)
+    real = training.learning_rate
+    training.learning_rate = lambda step, *rest: (
+        real(step, *rest) * (300.0 if step + 1 == at else 1.0)
+    )
 
 
 def _program(rank, world, port, directory, fault, log):
