@@ -8,8 +8,7 @@ import polars as pl
 
 from pipelines import requests
 from pipelines.requests import Request
-from pipelines.resources import Site
-from pipelines.site import open_site
+from pipelines.site import Site, open_site
 from pipelines.steps.ledger import enter, key_of, now, open_ledger
 from pipelines.storage import keys as key_file
 from pipelines.storage.keys import CorpusKeys
@@ -42,7 +41,7 @@ def user_site(tmp_path: Path) -> Site:
     """A user's home with keys of its own, one corpus version, and a receipt for every owner."""
     inbox = tmp_path / "inbox"
     inbox.mkdir()
-    made = open_site(tmp_path / "home", inbox, "tiny", 1)
+    made = open_site(tmp_path / "home", inbox, "tiny", "1")
     keys = key_file.load_or_create(made.home.keys_path, demo=False)
     rows = [
         row(keys, owner, place, text)

@@ -20,8 +20,7 @@ from custody_home import (
 
 from pipelines import backups, custody, requests
 from pipelines.requests import Request
-from pipelines.resources import Site
-from pipelines.site import open_site
+from pipelines.site import Site, open_site
 from pipelines.steps.ledger import enter, key_list, now, open_ledger, trusted
 from pipelines.storage import keys as key_file
 from pipelines.storage.errors import HomeError, KeysError, SaltError
@@ -194,7 +193,7 @@ def test_a_rotation_killed_at_any_step_is_finished_by_the_next_call(site, tmp_pa
 
 def test_demo_keys_are_never_rotated(tmp_path):
     """They are published so that numbers can be reproduced; a rotation would pretend that they protect something."""
-    demo = open_site(tmp_path / "home", None, "tiny", 1)
+    demo = open_site(tmp_path / "home", None, "tiny", "1")
     key_file.load_or_create(demo.home.keys_path, demo=True)
     for rotate in (
         custody.rotate_salts,

@@ -9,7 +9,7 @@ import pytest
 from custody_home import PASSPHRASE, PLANTED, all_bytes, erased, user_site
 
 from pipelines import custody
-from pipelines.resources import Site
+from pipelines.site import Site
 from pipelines.steps.ledger import enter, open_ledger
 from pipelines.storage import keys as key_file
 from pipelines.storage.errors import KeysError, StorageError

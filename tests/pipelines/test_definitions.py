@@ -186,7 +186,7 @@ def test_the_shipped_settings_are_quiet_and_private(tmp_path: Path) -> None:
     ("name", "value", "message"),
     [
         ("DATAWORTH_EXECUTOR", "threads", "expected one of in_process, multiprocess"),
-        ("DATAWORTH_WORLD", "none", "expected a positive number"),
+        ("DATAWORTH_WORLD", "none", "expected dp_replicate, dp_shard"),
         ("DATAWORTH_SIZE", "huge", "expected one of tiny, small"),
     ],
 )

@@ -399,7 +399,7 @@ def test_a_gap_in_the_phase_record_fails_its_check(
 
     home = tmp_path_factory.mktemp("phases") / "home"
     shutil.copytree(tiny_home, home)
-    site = open_site(home, None, "tiny", 1)
+    site = open_site(home, None, "tiny", "1")
     found = latest(site.home.results, "checkpoint")
     path = home / "runs" / found["run"] / "phases.json"
     good = path.read_text()

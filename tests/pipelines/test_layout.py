@@ -67,7 +67,7 @@ def test_an_impossible_layout_is_one_error(home: Path, text: str, message: str) 
 
 def test_a_misspelt_layout_in_the_file_is_refused() -> None:
     """The file is checked when it is read."""
-    with pytest.raises(ConfigError, match=r"\[trainer\] layout: expected .* got 'gpus=2'"):
+    with pytest.raises(ConfigError, match=r"\[training\] layout: expected .* got 'gpus=2'"):
         parse('[training]\nlayout = "gpus=2"\n')
     assert parse('[training]\nlayout = "dp_shard=2"\n').training == TrainingConfig(
         layout="dp_shard=2"
@@ -77,7 +77,7 @@ def test_a_misspelt_layout_in_the_file_is_refused() -> None:
 def test_an_objective_of_its_own_shares_rows_only(home: Path) -> None:
     """Unlearning runs on as many copies as the layout shares rows among; the model's own runs on the layout."""
     site = open_site(home, None, None, "dp_replicate=2 dp_shard=2 tp=2")
-    result = {"chosen": site.size.layout, "world": 8, "repeated": []}
+    result = {"chosen": site.size.layout, "world": 8, "repeated": [], "selection": {"file": ""}}
     plan = {"seeds": {"train": 1}}
 
     def job(**changes: object) -> Job:
