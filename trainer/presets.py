@@ -1,8 +1,8 @@
 """Models by size, from a test's to 70 billion parameters, and what a size costs: parameters and FLOP per token.
 
-The small ones are for CPUs and a vocabulary of 2,048; `135M` to `70B` have the shapes of published models, so that
-their checkpoints can be imported (`trainer.convert`) and their counts compared. All counts follow from the shape; no
-weight is allocated.
+The small ones are for CPUs and a vocabulary of 2,048; `135M` to `70B` have the shapes of published models, whose counts
+they share (`1B` is Llama 3.2's without its scaled rotary angles). All counts follow from the shape; no weight is
+allocated.
 
     attention   D (H + 2 K) E + H E D  [+ 2 E with QK-norm]           E = D / H
     SwiGLU      3 D F                  mixture: experts * 3 D F' + shared 3 D F'' + router D * experts

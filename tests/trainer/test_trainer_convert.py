@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from trainer_corpus import MIXTURE, MODEL, VOCAB
 
-from trainer.convert import config_of, export_model, import_model, spec_of, their_name
+from trainer.convert import export_model, import_model
 from trainer.errors import CheckpointError, SpecError
+from trainer.llama import config_of, spec_of, their_name
 from trainer.model import Transformer, init_parameters
 
 SPECS = {
