@@ -4,6 +4,7 @@ PY := $(VENV)/bin/python
 SIZE ?= $(DATAWORTH_SIZE)
 INBOX ?= $(DATAWORTH_INBOX)
 STUDY ?=
+WORKERS ?= 2
 export DATAWORTH_SIZE := $(SIZE)
 export DATAWORTH_INBOX := $(INBOX)
 
@@ -37,7 +38,7 @@ lint: install ## formatter, linter, import contracts, types
 	$(VENV)/bin/mypy
 
 test: lint ## everything that must hold, in under 25 minutes on 2 cores
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 test-slow: install ## the full matrices: every kill point, every layout
 	$(PY) -m pytest -m slow

@@ -23,6 +23,9 @@ ENTRIES = (
 )
 """Modules of the runs' entries."""
 
+END_S = 10.0
+"""How long the server may take to end before it is killed."""
+
 _server: tuple[subprocess.Popen, Path] | None = None
 
 
@@ -61,5 +64,9 @@ def end() -> None:
     if _server is not None:
         process, _ = _server
         process.terminate()  # it removes its socket and the folder around it
-        process.wait()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         _server = None

@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -159,13 +160,20 @@ def main() -> None:
     given = parser.parse_args()
     die_with(given.parent, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the runs; the parent ends us
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    try:
-        serve(given.socket, given.preload)
-    finally:  # also after the parent was killed, which then can't tidy up; a forked run never comes here
-        given.socket.unlink(missing_ok=True)
+    signal.signal(signal.SIGTERM, partial(_leave, os.getpid(), given.socket))
+    serve(given.socket, given.preload)
+
+
+def _leave(server: int, address: Path, *_: object) -> None:
+    """Tidy up and end, also after the parent was killed, which then can't; a run that has just been forked only ends.
+
+    Not by an exception: one that is raised while a module is imported may be caught there, and the server would stay.
+    """
+    if os.getpid() == server:
+        address.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            given.socket.parent.rmdir()
+            address.parent.rmdir()
+    os._exit(0)
 
 
 if __name__ == "__main__":

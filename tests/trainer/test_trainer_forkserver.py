@@ -153,9 +153,11 @@ def test_a_run_outlives_neither_client_nor_server(tmp_path, server, victim):
     assert list(directory.glob("step-*/manifest.json"))
 
 
-def test_a_server_that_ends_leaves_no_file(server):
-    """The socket and its folder go with the server, whose parent may have been killed and can't tidy up."""
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6, 0.9, 1.5, 3.0])
+def test_a_server_that_ends_leaves_no_file(server, after_s):
+    """The socket and its folder go with the server, whose parent may have been killed; also while it still imports."""
     process, address = server
+    time.sleep(after_s)
     process.terminate()
     assert process.wait(60) == 0
     assert not address.parent.exists()
