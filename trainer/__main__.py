@@ -11,6 +11,11 @@ and keeps its traceback.
 
 from __future__ import annotations
 
+from trainer.parent import die_with_launcher
+
+if __name__ == "__main__":
+    die_with_launcher()  # before torch is imported, which takes seconds
+
 import argparse
 import sys
 from importlib import import_module
@@ -18,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from trainer.errors import EXIT_REFUSED, SpecError, TrainerError, exit_code
-from trainer.mesh import die_with_launcher, environment_rank
+from trainer.mesh import environment_rank
 from trainer.spec import load_run
 
 if TYPE_CHECKING:
@@ -49,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     path = (given.run or given.path).absolute()
     directory = path if path.is_dir() else path.parent
-    die_with_launcher()
     try:
         run = load_run(path)
         return load_entry(run.entry)(run, directory)

@@ -10,7 +10,6 @@ gloo joins processes on CPUs, nccl on GPUs. torch.distributed starts only when t
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from torch import distributed as dist
 
 from trainer.errors import LostProcessError, SpecError
 from trainer.layout import Layout
-from trainer.parent import die_with
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -109,12 +107,6 @@ class Mesh:
 def environment_rank() -> int:
     """The rank that the launcher gave this process, 0 without a launcher."""
     return int(os.environ.get("RANK", "0"))
-
-
-def die_with_launcher() -> None:
-    """End this process when torchrun dies; without torchrun nothing happens."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with(os.getppid(), signal.SIGKILL)
 
 
 def launched_world() -> int:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import signal
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -28,3 +25,13 @@ def die_with(parent: int, number: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it died in between
             os._exit(1)
+
+
+def die_with_launcher() -> None:
+    """End this process when torchrun dies; without torchrun nothing happens.
+
+    To be called before anything slow is imported: a launcher that died before the call is not noticed, since nothing
+    says who it was.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid(), signal.SIGKILL)
