@@ -224,17 +224,20 @@ class MerkleTree:
         """
         size = self._checked(size)
         check_index(index, size)
-        begin, end, path = 0, size, []
-        # Invariant: begin <= index < end, and [begin, end) is a node of the tree.
-        while end - begin > 1:
-            middle = begin + split_point(end - begin)
-            if index < middle:
-                path.append(self._range_root(middle, end))
-                end = middle
-            else:
-                path.append(self._range_root(begin, middle))
-                begin = middle
-        return path[::-1]
+        # Below the level where the ways to `index` and to the last leaf part, every level has a sibling,
+        # perfect but for the topmost on the right; above it those on the left of the right edge.
+        inner = (index ^ (size - 1)).bit_length()
+        path = []
+        for level in range(inner):
+            place = (index >> level) ^ 1
+            perfect = (place + 1) << level <= size
+            path.append(
+                self._node(level, place) if perfect else self._range_root(place << level, size)
+            )
+        for level in range(inner, size.bit_length()):
+            if (index >> level) & 1:
+                path.append(self._node(level, (index >> level) - 1))  # noqa: PERF401 - a loop like the one above
+        return path
 
     def consistency_path(self, old: int, new: int | None = None) -> list[bytes]:
         """The proof that the tree of ``new`` leaves begins with the tree of ``old`` leaves.
@@ -317,7 +320,8 @@ class MerkleTree:
         return size
 
     def _node(self, level: int, position: int) -> bytes:
-        return bytes(self._levels[level][position * HASH_SIZE : (position + 1) * HASH_SIZE])
+        at = position * HASH_SIZE
+        return bytes(self._levels[level][at : at + HASH_SIZE])
 
     def _range_root(self, begin: int, end: int) -> bytes:
         """MTH(D[begin:end]); begin is a multiple of the next power of two >= end - begin >= 1."""

@@ -27,10 +27,11 @@ Diem's Jellyfish Merkle tree (Gao, Hu, Wu 2021).
 from __future__ import annotations
 
 import hashlib
+import sys
+from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
-from struct import iter_unpack
 from typing import TYPE_CHECKING, Final
 
 from provenance.errors import FormatError, ProofShapeError, RootMismatchError, VerificationError
@@ -46,6 +47,8 @@ KEY_BITS: Final = 8 * HASH_SIZE
 
 _LONE: Final = HASH_SIZE + 1
 _MAX_SLOT_BITS: Final = 28
+_RISING: Final = frozenset({0, _LONE})
+_PLAIN: Final = frozenset({0, _LONE, 2 * HASH_SIZE})
 _sha256: Final = hashlib.sha256
 
 
@@ -82,30 +85,35 @@ class SparseTree:
         # About two slots a key: most hold one key or none, so few branches lie inside a slot. The
         # keys are never sorted as a whole, which would cost more than all hashes together.
         self._bits = min(len(given).bit_length() + 1, _MAX_SLOT_BITS)
-        self._shared: dict[int, list[bytes]] = {}  # the keys of slots with more than one, sorted
+        # The keys of slots with more than one, sorted and joined: a list apiece would keep the garbage
+        # collector busy for half a second in a million.
+        self._shared: dict[int, bytes] = {}
         level = [b""] * (1 << self._bits)
-        drop, later = 64 - self._bits, []
-        for key, (head,) in zip(given, iter_unpack(">Q24x", b"".join(given)), strict=True):
+        heads = array("Q", b"".join(given))[::4]  # the first 8 bytes of each key, as one number
+        if sys.byteorder == "little":
+            heads.byteswap()
+        drop, slots, later = 64 - self._bits, list[int](), list[bytes]()
+        for key, head in zip(given, heads, strict=True):
             slot = head >> drop
             if level[slot]:
+                slots.append(slot)
                 later.append(key)
             else:
                 level[slot] = b"\x02" + key
         self.size = len(given) - len(later)
-        crowds: dict[int, set[bytes]] = {}
-        for key in later:
-            slot = self._slot(key)
-            crowds.setdefault(slot, {level[slot][1:]}).add(key)
-        for slot, crowd in crowds.items():
-            if len(crowd) > 1:  # one means that the same key was given twice
-                self.size += len(crowd) - 1
-                self._shared[slot] = held = sorted(crowd)
-                level[slot] = _subtree(held, self._bits)
-        del given, later, crowds
+        del given, heads
+        self._share(level, slots, later)
         self._levels = [level]
         while len(level) > 1:
-            lefts = iter(level)
-            level = [_join(left, right) for left, right in zip(lefts, lefts, strict=True)]
+            lefts, digest = iter(level), _sha256
+            # By the length of both together: 0 and 33 are no key and a lone one, which rises as it is;
+            # 64 are two inner nodes. The rest has one key or nothing on a side.
+            level = [
+                (both if size in _RISING else digest(b"\x03" + both).digest())
+                if (size := len(both := left + right)) in _PLAIN
+                else _join(left, right)
+                for left, right in zip(lefts, lefts, strict=True)
+            ]
             self._levels.append(level)
 
     @property
@@ -141,7 +149,7 @@ class SparseTree:
             touched.add(slot)
             self._shared.pop(slot, None)
             if len(after) > 1:
-                self._shared[slot] = after
+                self._shared[slot] = b"".join(after)
                 self._levels[0][slot] = _subtree(after, self._bits)
             else:
                 self._levels[0][slot] = b"".join((SPARSE_LEAF_PREFIX, *after)) if after else b""
@@ -174,7 +182,7 @@ class SparseTree:
             if len(value) != HASH_SIZE:  # nothing, or a lone key
                 return SparseProof(tuple(siblings), value[1:] or None)
         # Several keys share the slot: the way goes on below it.
-        held = self._shared[slot]
+        held = self._held(slot)
         while len(held) > 1:
             depth = len(siblings)
             middle = bisect_left(held, 1, key=lambda other: _bit(other, depth))
@@ -184,13 +192,41 @@ class SparseTree:
             held = sides[side]
         return SparseProof(tuple(siblings), held[0] if held else None)
 
+    def _share(self, level: list[bytes], slots: list[int], later: list[bytes]) -> None:
+        """Put keys into slots that hold one already; a key that was given twice counts once."""
+        pairs: dict[int, bytes] = {}
+        crowds: dict[int, set[bytes]] = {}
+        for slot, key in zip(slots, later, strict=True):
+            if slot in crowds:
+                crowds[slot].add(key)
+            elif slot in pairs:
+                crowds[slot] = {level[slot][1:], pairs.pop(slot), key}
+            elif level[slot][1:] != key:
+                pairs[slot] = key
+        depth, shared = self._bits, self._shared
+        for slot, key in pairs.items():
+            other = level[slot][1:]
+            if other < key:
+                shared[slot], level[slot] = other + key, _pair(other, key, depth)
+            else:
+                shared[slot], level[slot] = key + other, _pair(key, other, depth)
+        self.size += len(pairs)
+        for slot, crowd in crowds.items():
+            self.size += len(crowd) - 1
+            if len(crowd) > 1:
+                held = sorted(crowd)
+                shared[slot], level[slot] = b"".join(held), _subtree(held, depth)
+
     def _slot(self, key: bytes) -> int:
         return int.from_bytes(key[:8], "big") >> (64 - self._bits)
 
     def _held(self, slot: int) -> list[bytes]:
         """The keys of a slot, sorted."""
-        lone = self._levels[0][slot][1:]
-        return self._shared.get(slot) or ([lone] if lone else [])
+        joined = self._shared.get(slot)
+        if joined is None:
+            lone = self._levels[0][slot][1:]
+            return [lone] if lone else []
+        return [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]
 
     def _by_slot(self, keys: set[bytes]) -> dict[int, set[bytes]]:
         found: dict[int, set[bytes]] = {}
@@ -286,17 +322,28 @@ def _subtree(keys: list[bytes], depth: int) -> bytes:
         return EMPTY
     if len(keys) == 1:
         return _leaf(keys[0])
+    if len(keys) == 2:
+        return _pair(keys[0], keys[1], depth)
     first = keys[0]
     fork = _common_bits(first, keys[-1])
-    if len(keys) == 2:
-        left, right = _leaf(first), _leaf(keys[1])
-    else:
-        middle = bisect_left(keys, 1, key=lambda key: _bit(key, fork))
-        left, right = _subtree(keys[:middle], fork + 1), _subtree(keys[middle:], fork + 1)
-    digest = _node(left, right)
-    # From the fork up to `depth` the keys go one way, past empty subtrees.
+    middle = bisect_left(keys, 1, key=lambda key: _bit(key, fork))
+    digest = _node(_subtree(keys[:middle], fork + 1), _subtree(keys[middle:], fork + 1))
+    return _rise(digest, first, fork, depth)
+
+
+def _pair(low: bytes, high: bytes, depth: int) -> bytes:
+    """The hash of the subtree over two keys, low < high, that share their first ``depth`` bits."""
+    digest = _sha256
+    both = digest(b"\x02" + low).digest() + digest(b"\x02" + high).digest()
+    fork = KEY_BITS - (int.from_bytes(low, "big") ^ int.from_bytes(high, "big")).bit_length()
+    node = digest(b"\x03" + both).digest()
+    return node if fork == depth else _rise(node, low, fork, depth)
+
+
+def _rise(digest: bytes, key: bytes, fork: int, depth: int) -> bytes:
+    """From a fork up to ``depth`` the keys below it go one way, past empty subtrees."""
     for level in range(fork - 1, depth - 1, -1):
-        digest = _node(EMPTY, digest) if _bit(first, level) else _node(digest, EMPTY)
+        digest = _node(EMPTY, digest) if _bit(key, level) else _node(digest, EMPTY)
     return digest
 
 

@@ -20,7 +20,7 @@ app = typer.Typer(
 for module in (running, asking, tracing, paying, rights, keeping):
     for command in module.COMMANDS:
         app.command()(command)
-app.add_typer(keeping.keys_app)
+app.add_typer(keeping.keys_app, name="keys")
 
 
 def main() -> None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 console = Console()
 keys_app = typer.Typer(
-    name="keys",
     help="The secret keys of this home, and what is lost with each of them.",
     no_args_is_help=True,
 )
