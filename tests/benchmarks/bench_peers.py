@@ -1,23 +1,27 @@
 """The trainer's step against a nanoGPT-style loop and Hugging Face's Trainer, and against the machine's matrix products.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/bench_peers.py [--steps 12] [--only NAME]
+    OMP_NUM_THREADS=1 python tests/benchmarks/bench_peers.py [--steps 24] [--only NAME]
 
 All work by turns in one process, one step each: ours is `trainer.loop.fit` as it is (documents, digests, records, norm,
 clipping, progress), on documents of exactly one row, so that all have the same tokens, labels and causal attention.
 
 The peers: a loop in the manner of nanoGPT's train.py (rows from a memory map, autocast, `clip_grad_norm_`, fused AdamW,
-learning rate by cosine, loss printed every ten steps) over the same model class; and `transformers.Trainer` with fused
+also where nanoGPT itself would take the slower one, learning rate by cosine, loss read every ten steps) over the same
+model class, so that nothing but the loop differs and 1 is what to expect; and `transformers.Trainer` with fused
 AdamW and no saving, over `LlamaForCausalLM` with our initial weights, exported. The losses of the first batch must
 agree, or nothing is measured. Without transformers and accelerate (`pip install -e '.[dev]'`) that peer is left out.
 
-`trainer.step.nanogpt`, `trainer.step.transformers` and the same with `.bfloat16`: tokens per CPU second, ratio of the
-medians; spread: ratios of neighbouring turns, 10th to 90th percentile.
+`trainer.step.nanogpt`, `trainer.step.transformers` and the same with `.bfloat16`: tokens per CPU second; ratio:
+median over turns of neighbouring steps, which a change of the machine's speed meets alike; spread: 10th to 90th
+percentile of these ratios.
 `trainer.peak.float32`, `trainer.peak.bfloat16`: FLOP of a step (`flops_per_token`, causality not halved) over its CPU
 seconds, as a share of the best of 20 products of 512 x 512 matrices measured in the turn after; 27M parameters, T = 256.
 `trainer.input.share`: CPU seconds from a step's number to its tensors, on packed documents of 20 to 400 tokens, over those
 of a step of ours.
 `trainer.ddp.wall`: steps per second of two processes (dp_replicate = 2) over those of one with two threads, on the wall
-clock, runs by turns; a machine that does other work as well decides this one.
+clock, runs by turns. Threads that spin while they wait cost up to three times the CPU seconds where others want the
+cores, and would flatter us: the baseline is the faster of spinning and passive waiting, and where the load exceeds the
+cores the figure decides nothing (holds: null).
 `trainer.start.first_step`: CPU seconds of `python -m trainer` for a run of one step, imports and checkpoint included.
 
 One JSON line per figure is kept in bench.jsonl. Timings are printed and kept; they never decide a test.
@@ -281,7 +285,8 @@ def against_peers(home, precision, steps):
     for peer in list(contenders)[1:]:
         n = min(len(seconds["ours"]), len(seconds[peer]))
         ours, theirs = (float(np.median(seconds[which][:n])) for which in ("ours", peer))
-        ratio, each = theirs / ours, seconds[peer][:n] / seconds["ours"][:n]
+        each = seconds[peer][:n] / seconds["ours"][:n]
+        ratio = float(np.median(each))
         version = torch.__version__ if peer == "nanogpt" else __import__(peer).__version__
         record(
             f"trainer.step.{peer}" + (".bfloat16" if precision == "bfloat16" else ""),
@@ -317,32 +322,39 @@ def two_processes(home, rounds, steps=12):
     """Two processes against two threads, on the wall clock."""
     case = Case(home, "6M", PEER_BATCH, "float32", steps)
     config = RunConfig(model=case.spec, batch=case.batch, optim=OPTIM, checkpoint_every=10**6)
-    found = {"ddp": [], "threads": []}
+    found = {"ddp": [], "spinning": [], "passive": []}
+    single = ("-m", "trainer", "--run")
+    pair = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer")
+    kinds = (
+        ("ddp", Layout(dp_replicate=2), pair, {"OMP_NUM_THREADS": "1"}),
+        ("spinning", Layout(), single, {"OMP_NUM_THREADS": "2"}),
+        ("passive", Layout(), single, {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}),
+    )  # fmt: skip
+    loads = []
     for number in range(rounds):
-        for name, layout, start, threads in (
-            ("ddp", Layout(dp_replicate=2), ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"], 1),
-            ("threads", Layout(), [], 2),
-        ):  # fmt: skip
+        for name, layout, start, environment in kinds:
             run = RunSpec(
                 run=f"{name}-{number}", config=config, layout=layout, tokens=str(home / "tokens"),
                 tokens_digest=case.plan.store.digest, steps=steps, versions=no_versions(),
             )  # fmt: skip
             save_run(run, home / run.run)
-            file = str(home / run.run / "run.json")
-            command = [sys.executable, "-m", *start, "trainer", *([] if start else ["--run"]), file]
-            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-            subprocess.run(command, check=True, cwd=ROOT, env=environment)
+            command = [sys.executable, *start, str(home / run.run / "run.json")]
+            subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **environment})
             lines = (home / run.run / "progress.jsonl").read_text().splitlines()
             times = [float(json.loads(line)["time"]) for line in lines]
             found[name].append(float(np.median(np.diff(times)[WARM_UP:])))
-    ratios = sorted(t / d for d, t in zip(found["ddp"], found["threads"], strict=True))
+            loads.append(os.getloadavg()[0])
+    threads = [min(pair) for pair in zip(found["spinning"], found["passive"], strict=True)]
+    # Our own two processes or threads are a load of 2; with more, somebody else has the cores too.
+    quiet = max(loads) <= (os.cpu_count() or 1) + 0.5
+    ratios = sorted(t / d for d, t in zip(found["ddp"], threads, strict=True))
     ratio = statistics.median(ratios)
     record(
         "trainer.ddp.wall", "two processes of data parallelism against one with two threads, 6M model",
-        unit="steps/s", ours=1 / statistics.median(found["ddp"]), peer=1 / statistics.median(found["threads"]),
+        unit="steps/s", ours=1 / statistics.median(found["ddp"]), peer=1 / statistics.median(threads),
         peer_name="two threads", peer_version=torch.__version__, ratio=ratio, better="higher", n=rounds,
-        spread=f"{ratios[0]:.3f}..{ratios[-1]:.3f}", bar="ratio >= 0.95", holds=ratio >= 0.95,
-        note=f"wall clock; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+        spread=f"{ratios[0]:.3f}..{ratios[-1]:.3f}", bar="ratio >= 0.95", holds=ratio >= 0.95 if quiet else None,
+        note=f"wall clock; load average up to {max(loads):.1f} on {os.cpu_count()} cores",
     )  # fmt: skip
 
 
@@ -392,7 +404,7 @@ def first_step(home, rounds):
 def main():
     """Measure and record."""
     parser = argparse.ArgumentParser(description="Speed of the trainer against its peers.")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--only", default="", help="peers, peak, start or ddp")
     given = parser.parse_args()
     torch.set_num_threads(1)
