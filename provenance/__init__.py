@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from provenance.verify_standalone import VerifyError, verify_receipt, verify_text
     from provenance.versions import Versions
     from provenance.witness import Witness, cosign, verify_cosignature
+    from provenance.workers import build_tree
 
 _NAMES_OF = {
     "canonical": "CANONICALISATION canonical_bytes fingerprint jcs keyed parse_json record_id"
@@ -103,7 +104,7 @@ _NAMES_OF = {
     "commitment": "commit commit_digest leaf_data tombstone_leaf",
     "compact": "CompactRange",
     "errors": "FormatError HistoryError LedgerError ProofShapeError ProvenanceError RootMismatchError SealError"
-    " SignatureError VerificationError",
+    " SignatureError VerificationError WorkerError",
     "hashing": "leaf_hash node_hash sha256",
     "keylist": "KeyList open_key_list root_name sign_key_list",
     "ledger": "Ledger",
@@ -122,6 +123,7 @@ _NAMES_OF = {
     "verify_standalone": "VerifyError verify_receipt verify_text",
     "versions": "Versions",
     "witness": "Witness cosign verify_cosignature",
+    "workers": "build_tree",
 }
 _HOME_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
@@ -154,8 +156,10 @@ __all__ = [
     "VerifyError",
     "Versions",
     "Witness",
+    "WorkerError",
     "absence_proof",
     "build_receipt",
+    "build_tree",
     "canonical_bytes",
     "chainpoint_leaf",
     "chainpoint_tree",

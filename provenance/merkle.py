@@ -72,38 +72,74 @@ class MerkleTree:
         Returns:
             The tree over their leaf hashes.
         """
-        tree, rest = cls(), iter(leaves)
-        while chunk := list(islice(rest, _CHUNK)):
-            tree._levels[0] += _hash_all(LEAF_PREFIX, chunk)
-            tree._grow()
+        tree = cls()
+        tree.extend(leaves)
         return tree
 
     @classmethod
-    def joined(cls, parts: Sequence[MerkleTree]) -> MerkleTree:
+    def over(cls, levels: list[bytearray]) -> MerkleTree:
+        """An empty tree whose hashes go where the caller wants them, into shared memory for instance.
+
+        Args:
+            levels: empty, one per level that the tree will have; each takes ``+=``, ``len`` and slices.
+
+        Returns:
+            The tree.
+        """
+        tree = cls()
+        tree._levels = levels
+        return tree
+
+    @classmethod
+    def joined(cls, parts: Iterable[MerkleTree]) -> MerkleTree:
         """One tree from trees over consecutive runs of leaves, built by several processes.
 
         Args:
-            parts: trees in order; the size of each but the last is a multiple of the same power of
-                two (``2^16`` leaves a part, say), so that no node below it crosses a border.
+            parts: trees in order. Where the size of each but the last is a multiple of the same power
+                of two (``2^16``, say), no node below it is hashed again.
 
         Returns:
             The tree over all leaves, equal to the one that a single process builds.
         """
-        sizes = [part.size for part in parts[:-1]]
-        # The largest power of two that divides every border: below it nodes are copied, not hashed.
-        border = 0
-        for size in sizes:
-            border |= size
-        shared = (border & -border).bit_length() if border else 1
         tree = cls()
-        tree._levels = [
-            bytearray().join(part._levels[level] for part in parts if level < len(part._levels))  # noqa: SLF001 - our own class
-            for level in range(shared)
-        ]
-        while len(tree._levels) > 1 and not tree._levels[-1]:
-            tree._levels.pop()
-        tree._grow()
+        for part in parts:
+            tree.adopt(part._levels)  # noqa: SLF001 - our own class
         return tree
+
+    def extend(self, leaves: Iterable[bytes]) -> None:
+        """Append many leaves.
+
+        Args:
+            leaves: leaf *data* in order, as for :meth:`from_data`.
+        """
+        rest = iter(leaves)
+        while chunk := list(islice(rest, _CHUNK)):
+            self._levels[0] += _hash_all(LEAF_PREFIX, chunk)
+            self._grow()
+
+    def adopt(self, levels: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Append leaves together with the hashes of the perfect subtrees above them.
+
+        Args:
+            levels: as :meth:`level` gives them for a tree over the new leaves alone, level 0 first; what
+                they say is believed, only their lengths are checked.
+
+        Raises:
+            FormatError: a level has not the length that follows from the number of leaves.
+        """
+        count = len(levels[0]) // HASH_SIZE if levels else 0
+        for number, level in enumerate(levels):
+            if len(level) != (count >> number) * HASH_SIZE:
+                raise FormatError(
+                    f"level {number} over {count} leaves has {(count >> number) * HASH_SIZE} bytes, got {len(level)}"
+                )
+        # A node of ours is one of theirs as far up as the new leaves begin at a multiple of its width.
+        shared = (self.size & -self.size).bit_length() if self.size else len(levels)
+        for number, level in enumerate(levels[:shared]):
+            if number == len(self._levels):
+                self._levels.append(bytearray())
+            self._levels[number] += level
+        self._grow()
 
     @property
     def size(self) -> int:
