@@ -145,6 +145,31 @@ def test_a_witness_follows_the_ledger_and_its_tiles_and_refuses_a_rollback(tell,
     assert tell("witness", str(tmp_path / "www"), *state, "--key", root).code == 0
 
 
+def test_a_receipt_is_verified_after_a_rotation_with_the_root_key_and_its_list(
+    tell, site, tmp_path
+):
+    """`--keys` is the list that the root signed; without it, or with the ledger's own key, the answer is no."""
+    custody.rotate_ledger(site, tmp_path / "root")
+    root, listed = (
+        (site.home.ledger / "root.vkey").read_text().strip(),
+        str(site.home.ledger / "keys"),
+    )
+    receipt = str(next(site.home.receipts.glob("*/ada.receipt.json")))
+    said = tell("verify", receipt, "--key", root, "--keys", listed)
+    assert (said.code, "key list 2 of dataworth/ledger/root names" in said.out) == (0, True)
+    own = (site.home.ledger / "vkey").read_text().strip()
+    (tmp_path / "empty").write_bytes(b"")
+    for arguments in (
+        ("--key", root),
+        ("--key", own, "--keys", listed),
+        ("--keys", listed),
+        ("--key", root, "--keys", str(tmp_path / "empty")),
+        ("--key", root, "--keys", str(tmp_path / "none")),
+    ):
+        said = tell("verify", receipt, *arguments)
+        assert (said.code, said.out[:2]) == (1, "no")
+
+
 def test_why_names_what_differs(tell, site, tmp_path):
     """Two runs: every changed item alone, seed and setting with both values; equal ones are said to be equal."""
     from provenance.versions import ITEMS
