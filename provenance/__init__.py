@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from provenance.sparse import SparseProof, SparseTree, verify_absence, verify_presence
     from provenance.sumtree import SumTree, verify_sum
     from provenance.tiles import publish, read_tiles, split_bundle, tile_path
+    from provenance.upgrade import upgrade_ledger
     from provenance.verify_standalone import VerifyError, verify_receipt, verify_text
     from provenance.versions import Versions
     from provenance.witness import Witness, cosign, verify_cosignature
@@ -120,6 +121,7 @@ _NAMES_OF = {
     "sparse": "SparseProof SparseTree verify_absence verify_presence",
     "sumtree": "SumTree verify_sum",
     "tiles": "publish read_tiles split_bundle tile_path",
+    "upgrade": "upgrade_ledger",
     "verify_standalone": "VerifyError verify_receipt verify_text",
     "versions": "Versions",
     "witness": "Witness cosign verify_cosignature",
@@ -200,6 +202,7 @@ __all__ = [
     "to_chainpoint_v2",
     "tombstone_leaf",
     "unseal",
+    "upgrade_ledger",
     "value_leaf",
     "value_proof",
     "values_body",

@@ -29,7 +29,10 @@ class VerifyError(ValueError):
     """The receipt is not proven; the message says what was expected and what was found."""
 
 def verify_receipt(receipt: dict[str, Any], tlog_proof: str, vkey: str, keys: str | None = None) -> list[str]:
-    """The facts that two files prove, a sentence each; VerifyError if anything is not proven. With ``keys``, a signed list, vkey is the root's."""
+    """The facts that the files prove, one sentence each; VerifyError if anything in them is not proven.
+
+    Args: the contents of both files, and the log's vkey, or the root key's with the text of its signed list of ``keys``.
+    """
     try:
         facts, bodies = _log(receipt, tlog_proof, vkey, keys)
         return facts + _contents(receipt, bodies)
@@ -70,21 +73,20 @@ def _log(receipt: dict[str, Any], proof: str, vkey: str, keys: str | None) -> tu
     return [*listed, signed, f"its entry {index} of {entry['time']} commits to this receipt"], bodies
 
 def _contents(receipt: dict[str, Any], bodies: dict[str, list[Any]]) -> list[str]:
-    claim = {name: receipt[name] for name in CORPUS}
+    claim, owner = {name: receipt[name] for name in CORPUS}, _hex(receipt["owner_pseudonym"])
     _same("corpus version named in the log", [{name: body[name] for name in CORPUS} for body in bodies["corpus"]], [claim])
     facts = [f"corpus version {claim['corpus_version']} of {claim['size']} records is in the log"]
-    owner, root = _hex(receipt["owner_pseudonym"]), _hex(claim["record_root"])
     for row in receipt["records"]:
         licence, what = row["licence"].encode("ascii"), f"record {row['record_id']}"
         leaf = b"\x00\x01" + _sha(b"dataworth/commitment/v1\n" + _hex(row["salt"]) + _hex(row["text_digest"])) + owner + bytes((row["canonicalisation"], len(licence))) + licence
-        _prove(what, _sha(leaf), _sides(row["index"], claim["size"]), row["path"], root)
+        _prove(what, _sha(leaf), _sides(row["index"], claim["size"]), row["path"], _hex(claim["record_root"]))
         facts.append(f"{what} is number {row['index']} under licence {row['licence']}")
     for row in receipt["absences"]:
         key, other, depth = row["fingerprint"], row["terminal"], len(row["siblings"])
         bits, shown = (f"{int.from_bytes(_hex(text)):0256b}"[:depth] for text in (key, other or key))
         _same("absence: another key, at the key's place", (True, bits), (key != other, shown))
-        node, sides = _sha(b"\x02" + _hex(other)) if other else bytes(32), [int(b) for b in bits]
-        _prove("absence", node, sides[::-1], row["siblings"][::-1], _hex(receipt["sparse_root"]), b"\x03")
+        node = _sha(b"\x02" + _hex(other)) if other else bytes(32)
+        _prove("absence", node, [int(b) for b in bits[::-1]], row["siblings"][::-1], _hex(receipt["sparse_root"]), b"\x03")
         facts.append(f"fingerprint {key} is absent from this version")
     worth = -1
     for item in receipt["values"]:
@@ -107,14 +109,13 @@ def _contents(receipt: dict[str, Any], bodies: dict[str, list[Any]]) -> list[str
     recorded = [row for body in bodies["windows"] for row in body["windows"]]
     for row in receipt["windows"]:
         steps = f"run {row['run']}, steps {row['first_step']} to {row['last_step']}, shards {row['shards']}"
-        for tokens in bodies["tokens"]:
-            held = {record["index"] // tokens["shard_leaves"] for record in receipt["records"]}
-            _same(f"{steps}: a shard of this owner's records", expected=True, got=bool(held & set(row["shards"])))
+        for width in (tokens["shard_leaves"] for tokens in bodies["tokens"]):
+            _same(f"{steps}: a shard of this owner's records", expected=True, got=any(record["index"] // width in row["shards"] for record in receipt["records"]))
         facts.append(f"{steps}: {'in the log' if any(row.items() <= r.items() for r in recorded) else 'stated in this receipt only'}")
     made = [run for run in bodies["run"] if recorded and run["run"] == recorded[-1]["run"]]
     facts += [f"checkpoint {recorded[-1]['state_digest']} is the end of run {run['run']}, made from {', '.join(f'{k} {v}' for k, v in run['versions'].items())}" for run in made]
     for row in receipt["erasures"]:
-        request, audit = _sha(_jcs(row["identity"])).hex()[:16], {"audit": row["audit"], "verdict": row["verdict"]}
+        request, audit = _sha(_jcs(row["identity"])).hex()[:16], {name: row[name] for name in ("audit", "verdict")}
         _same(f"state of request {request}", True, row["state"] in [b["state"] for b in bodies["erasure"] if b["request"] == request])  # noqa: FBT003
         _same("audit and verdict in the log", True, any(audit.items() <= b.items() for b in bodies["audit"]))  # noqa: FBT003
         facts.append(f"erasure request {request} is {row['state']}; the audit {row['audit']} says {row['verdict']}")
@@ -136,8 +137,7 @@ def _signed(note: str, vkey: str) -> list[str]:
     key, (*lines, end) = _base64(encoded), tail.split("\n")
     wanted = _sha(name.encode() + b"\n" + key)[:4]
     _same("key id and type of the vkey", (key_id, 1), (wanted.hex(), key[0]))
-    blobs = (_base64(line.split(" ")[2]) for line in lines if line.startswith(f"\u2014 {name} "))
-    mine = [blob[4:] for blob in blobs if blob[:4] == wanted]
+    mine = [blob[4:] for line in lines if line.startswith(f"\u2014 {name} ") and (blob := _base64(line.split(" ")[2]))[:4] == wanted]
     _same(f"signatures by {name}, last line", (1, ""), (len(mine), end))
     try:
         Ed25519PublicKey.from_public_bytes(key[1:]).verify(mine[0], f"{text}\n".encode())
