@@ -87,13 +87,17 @@ class Setting:
     """Passes over the records of a subset, >= 1."""
     leave_out: Literal["refill", "mask"] = "refill"
     """What happens to the place of a record that is not in the subset."""
+    max_tokens: int | None = None
+    """Most tokens of one training, >= 1; the passes are cut there. None = whole passes."""
 
     def __post_init__(self) -> None:
         """Refuse what can't be meant.
 
         Raises:
-            ProxyError: epochs < 1 or an unknown way of leaving out.
+            ProxyError: epochs or max_tokens < 1, or an unknown way of leaving out.
         """
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ProxyError(f"max_tokens: expected at least 1, got {self.max_tokens}")
         if self.epochs < 1:
             raise ProxyError(f"epochs: expected at least 1, got {self.epochs}")
         if self.leave_out not in ("refill", "mask"):
@@ -127,6 +131,7 @@ class Setting:
             "batch": to_json(self.batch),
             "epochs": self.epochs,
             "leave_out": self.leave_out,
+            "max_tokens": "none" if self.max_tokens is None else self.max_tokens,
             "tokens": self.train_digest,
             "target": self.target_digest,
             "records": hashlib.sha256(np.packbits(_live(train, member_N)).tobytes()).hexdigest(),
@@ -151,6 +156,8 @@ class Setting:
         if self.leave_out == "refill":
             index_R = index_R[kept_R]
         budget = int(store.lengths_N[index_R].sum())
+        if self.max_tokens is not None:
+            budget = min(budget, self.max_tokens)
         full = training_rows(store, index_R, budget, self.batch.rows, self.batch.length)
         if self.leave_out == "refill":
             return full

@@ -110,6 +110,16 @@ def test_masking_keeps_every_place_and_every_divisor(setting):
     )
 
 
+def test_a_cap_cuts_the_passes(setting):
+    """No training reads more tokens than max_tokens; one below it is whole."""
+    capped = dataclasses.replace(setting, epochs=50, max_tokens=333)
+    few_N = np.arange(40) < 3
+    assert (capped.rows(few_N, 1).rows.documents_BT >= 0).sum() == 333
+    single = dataclasses.replace(setting, epochs=1, max_tokens=10_000)
+    used = (single.rows(everyone(setting), 1).rows.documents_BT >= 0).sum()
+    assert used == TokenStore.open(setting.train).lengths_N.sum()
+
+
 def test_nobody_left_out_is_the_same_training_either_way(setting, tmp_path):
     """With all records in, masking and refilling give the same bits under two keys."""
     masked = dataclasses.replace(setting, leave_out="mask")
@@ -183,6 +193,7 @@ def test_every_part_of_the_setting_is_in_the_key(setting, tmp_path):
         change(setting, batch=BatchSpec(rows=8, length=16)),
         change(setting, epochs=3),
         change(setting, leave_out="mask"),
+        change(setting, max_tokens=100),
         change(setting, train=tmp_path / "other", train_digest=other),
         change(setting, target=tmp_path / "other", target_digest=other),
     ]
@@ -223,5 +234,7 @@ def test_mistakes_are_refused(setting, tmp_path):
         retrain_subsets(setting, everyone(setting)[None], 1, tmp_path, jobs=0)
     with pytest.raises(ProxyError, match="epochs"):
         dataclasses.replace(setting, epochs=0)
+    with pytest.raises(ProxyError, match="max_tokens"):
+        dataclasses.replace(setting, max_tokens=0)
     with pytest.raises(ProxyError, match="mask"):
         dataclasses.replace(setting, leave_out="reweight")
