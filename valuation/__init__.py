@@ -1,9 +1,9 @@
 """What records and owners are worth: information, training gain, and the prices that follow.
 
 Public names load lazily (PEP 562): ``import valuation`` costs nothing, and ``valuation.pricing``
-never loads torch. The three modules that meet the trainer, `valuation.gradients`,
-`valuation.inrun` and `valuation.proxy`, are imported by their own names: two of them are entries
-of a run (``valuation.inrun:train``, ``valuation.proxy:retrain``). README.md has the formulas.
+never loads torch. What meets the trainer is imported by its own name: `valuation.capture`,
+`valuation.gradients`, `valuation.routes`, the package `valuation.influence`, and the entries of a run
+(``valuation.inrun:train``, ``valuation.proxy:retrain``). README.md has the formulas.
 """
 
 from __future__ import annotations

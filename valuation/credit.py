@@ -52,9 +52,7 @@ if TYPE_CHECKING:
 Form = Literal["first", "trapezoid", "second", "sgd", "sgd_second"]
 FORMS: tuple[Form, ...] = ("first", "trapezoid", "second", "sgd", "sgd_second")
 DEFAULT_FORMS: tuple[Form, ...] = ("trapezoid",)
-SUMMED = (
-    "drop", "credit", "residual", "momentum", "decay", "curvature", "credit_first", "curvature_first", "credit_sgd",
-)  # fmt: skip
+SUMMED = ("drop", "credit", "residual", "momentum", "decay", "curvature", "curvature_first")
 """Fields of `Residual` that are added up over a run."""
 
 
@@ -90,12 +88,8 @@ class Residual:
     """Effect of weight decay."""
     curvature: float
     """drop minus the effect of the whole step along V: what the form misses."""
-    credit_first: float
-    """Sum of the credits in first order."""
     curvature_first: float
-    """What the first order misses."""
-    credit_sgd: float
-    """Sum of the credits in SGD form."""
+    """The same for the first order."""
     target_loss: float
     """L(w_t)."""
     lr: float

@@ -62,7 +62,7 @@ class Displacement:
     def moved(self) -> dict[str, Tensor]:
         """w_t - w_{t+1} by parameter name; call it after the step."""
         after = self.optimizer.parameters
-        return {name: old - after[name].detach() for name, old in self.before.items()}
+        return {name: old - after[name] for name, old in self.before.items()}
 
     @torch.no_grad()
     def decayed(self, direction: Mapping[str, Tensor]) -> float:

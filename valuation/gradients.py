@@ -17,8 +17,9 @@ Records in one row stay apart because attention is block-diagonal: position t in
 but its own document's, hence its gradient belongs to its own record. The numbers are those of
 one backward pass per record, whatever else stands in the batch.
 
-When this is the wrong tool: for all *pairs* of records (use the ghost or the materialised
-route), and for a model with parameters in modules of other kinds, which is refused.
+When this is the wrong tool: for all *pairs* of records. `record_gradients` forms every G_r (the
+materialised route), `valuation.routes` has the ghost route and says which is cheapest. The formulas
+of each kind of layer, and which are refused, stand in `valuation.capture`.
 
 Legend: B rows, T positions, I inputs, O outputs, S segments (pieces of records in rows),
 N records, K directions.
@@ -30,7 +31,7 @@ second factor summed over the validation set first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,178 +39,32 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.data import IGNORE
-from trainer.model import RMSNorm
+from valuation.capture import Capture, Groups
 from valuation.errors import GradientError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from types import TracebackType
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from trainer.data import Batch
 
 
-@dataclass(slots=True)
-class Site:
-    """One use of one parameter in one forward pass."""
-
-    parameter: str
-    """Name of the parameter as `model.named_parameters` gives it; a tied one has one name."""
-    module: nn.Module
-    """Linear, Embedding or RMSNorm."""
-    input: Tensor
-    """What went in: a_BTI, token ids_BT, or x_BTD."""
-    grad: Tensor | None = None
-    """Gradient of the loss with respect to what came out; None until the backward pass."""
-
-    def token_dots(self, direction: Tensor) -> Tensor:
-        """This use's share of <gradient, direction>, split over positions.
-
-        Args:
-            direction: tensor of the parameter's shape.
-
-        Returns:
-            dots_BT.
-        """
-        if self.grad is None:
-            raise GradientError(
-                f"{self.parameter}: expected a backward pass before dot products, got none; call backward() first",
-            )
-        if isinstance(self.module, nn.Embedding):
-            return (self.grad * functional.embedding(self.input, direction)).sum(-1)
-        if isinstance(self.module, RMSNorm):
-            x = self.input
-            xhat = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.module.eps)
-            return (self.grad * xhat) @ direction
-        # Both orders cost the same products; the one whose result is narrower needs less memory.
-        if direction.shape[1] <= direction.shape[0]:
-            return ((self.grad @ direction) * self.input).sum(-1)
-        return ((self.input @ direction.T) * self.grad).sum(-1)
-
-
-class Capture:
-    """Keeps the inputs and output gradients of every parameter during a forward and backward pass.
-
-    Use as a context manager around forward and backward; `token_dots` works inside and after it,
-    also once the optimiser has changed the weights.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        """Prepare a capture.
-
-        Args:
-            model: every trainable parameter must sit in a Linear without bias, an Embedding or an RMSNorm.
-
-        Raises:
-            GradientError: a parameter in any other kind of module.
-        """
-        self.sites: list[Site] = []
-        self._shapes = {
-            name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad
-        }
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._modules: dict[nn.Module, str] = {}
-        for path, module in model.named_modules():
-            for own, parameter in module.named_parameters(recurse=False):
-                if not parameter.requires_grad:
-                    continue
-                if own != "weight" or not _is_supported(module):
-                    raise GradientError(
-                        f"{path}.{own}: expected the weight of a Linear, Embedding or RMSNorm, got "
-                        f"{type(module).__name__}; freeze this parameter or add its formula to Site.token_dots",
-                    )
-                self._modules[module] = names[id(parameter)]
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> Self:
-        """Forget earlier passes and start listening."""
-        self.sites = []
-        self._handles = [m.register_forward_hook(self._on_forward) for m in self._modules]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop listening; what was captured stays."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _on_forward(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if not output.requires_grad:  # a pass without gradients, such as an evaluation
-            return
-        site = Site(parameter=self._modules[module], module=module, input=inputs[0].detach())
-
-        def keep(grad: Tensor) -> None:
-            site.grad = grad.detach()
-
-        output.register_hook(keep)
-        self.sites.append(site)
-
-    def token_dots(self, direction: Mapping[str, Tensor]) -> Tensor:
-        """<gradient, direction> split over positions; the sum over a record's positions is the record's.
-
-        Args:
-            direction: one tensor per trainable parameter, by name, of its shape.
-
-        Returns:
-            dots_BT in the model's floating type, in the scale of the loss that was backpropagated.
-
-        Raises:
-            GradientError: a parameter without direction or of another shape, or no captured pass.
-        """
-        check_direction(self._shapes, direction)
-        if not self.sites:
-            raise GradientError(
-                "expected a captured forward pass, got none; run the model inside `with capture:`"
-            )
-        with torch.no_grad():
-            parts = [site.token_dots(direction[site.parameter]) for site in self.sites]
-            return torch.stack(parts).sum(0)
-
-
-def _is_supported(module: nn.Module) -> bool:
-    if isinstance(module, nn.Embedding):
-        # max_norm rewrites rows in the forward pass; scaling by frequency is not the gradient of any loss.
-        return module.max_norm is None and not module.scale_grad_by_freq
-    return isinstance(module, nn.Linear | RMSNorm)
-
-
-def check_direction(shapes: Mapping[str, tuple[int, ...]], direction: Mapping[str, Tensor]) -> None:
-    """Refuse a direction that is not exactly one tensor per parameter.
-
-    Raises:
-        GradientError: missing or unknown names, or a wrong shape.
-    """
-    if shapes.keys() != direction.keys():
-        odd = sorted(shapes.keys() ^ direction.keys())
-        raise GradientError(
-            f"direction: expected one tensor per trainable parameter, got a mismatch at {odd[:3]}; "
-            "take it from aggregate_gradient of the same model",
-        )
-    for name, shape in shapes.items():
-        if tuple(direction[name].shape) != shape:
-            raise GradientError(
-                f"direction {name}: expected shape {shape}, got {tuple(direction[name].shape)}",
-            )
-
-
-def token_losses(model: nn.Module, batch: Batch) -> Tensor:
+def token_losses(model: nn.Module, batch: Batch, other_BT: Tensor | None = None) -> Tensor:
     """Negative log-likelihood of every label.
 
     Args:
         model: a `trainer.model.Transformer`.
         batch: packed rows.
+        other_BT: labels in place of the batch's; -100 where there is none.
 
     Returns:
         nll_BT in nats, 0 where there is no label; differentiable.
     """
     device = str(next(model.parameters()).device)
     tokens_BT, labels_BT, positions_BT, documents_BT = batch.tensors(device)
+    if other_BT is not None:
+        labels_BT = other_BT
     logits_BTV = model(tokens_BT, positions_BT, documents_BT)
     nll = functional.cross_entropy(
         logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORE, reduction="none"
@@ -262,6 +117,18 @@ class Segments:
         picked_P = values_BT.ravel()[self.position_P].astype(np.float64)
         totals_S = np.bincount(self.segment_P, weights=picked_P, minlength=len(self.index_S))
         return totals_S.astype(np.float64)  # an empty batch counts in integers
+
+    def groups(self, device: str | torch.device = "cpu") -> Groups:
+        """The positions of each record, its pieces together."""
+        index_N, record_S = np.unique(self.index_S, return_inverse=True)
+        record_P = record_S[self.segment_P]
+        order_P = np.argsort(record_P, kind="stable")
+        return Groups(
+            index_N=index_N,
+            count_N=np.bincount(record_P, minlength=len(index_N)),
+            position_P=torch.from_numpy(self.position_P[order_P]).to(device),
+            group_P=torch.from_numpy(record_P[order_P]).to(device),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +185,62 @@ def mean_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
     return nll / labels
 
 
+def captured_pass(
+    model: nn.Module, batch: Batch, capture: Capture, labels_BT: Tensor | None = None
+) -> Tensor:
+    """One forward and backward pass of the summed loss, watched by a capture.
+
+    Args:
+        model: a `trainer.model.Transformer`; its `.grad` fields are not touched.
+        batch: packed rows.
+        capture: of this model; holds the sites afterwards.
+        labels_BT: other labels than the batch's, such as sampled ones; -100 where there is none.
+
+    Returns:
+        nll_BT, detached.
+
+    Raises:
+        GradientError: a loss that isn't finite, with the records that it is of.
+    """
+    with capture:
+        nll_BT = token_losses(model, batch, labels_BT)
+        if not bool(nll_BT.isfinite().all()):
+            segments = Segments.of(batch)
+            bad = segments.index_S[~np.isfinite(segments.sums(nll_BT.detach().cpu().numpy()))]
+            raise GradientError(
+                f"loss: expected finite numbers, got {nll_BT.detach().sum().item()} at record indices "
+                f"{sorted(set(bad.tolist()))[:5]}; check the checkpoint, or the precision it is scored in"
+            )
+        # With respect to the outputs of the layers: nothing accumulates in the model, no weight gradient is formed.
+        if capture.outputs:
+            torch.autograd.grad(nll_BT.sum(), capture.outputs, allow_unused=True)
+    return nll_BT.detach()
+
+
+def record_gradients(
+    model: nn.Module, batches: Iterable[Batch], names: Collection[str] | None = None
+) -> Iterator[tuple[NDArray[np.int64], dict[str, Tensor]]]:
+    """The gradient of every record's summed loss, formed: the materialised route.
+
+    Args:
+        model: a `trainer.model.Transformer`; its `.grad` fields are not touched.
+        batches: packed rows. A record whose pieces stand in several batches comes once per batch, in shares to be
+            added up; `valuation.influence.TokenSet.batches` keeps every record in one.
+        names: parameters to give; None = all trainable ones.
+
+    Yields:
+        Per batch (index_N ascending, {parameter: grads [N, *shape]}). Memory: N times the parameters.
+
+    Raises:
+        GradientError: a parameter without formula, or a loss that isn't finite.
+    """
+    capture = Capture(model, names)
+    for batch in batches:
+        nll_BT, segments = captured_pass(model, batch, capture), Segments.of(batch)
+        groups = segments.groups(nll_BT.device)
+        yield groups.index_N, {name: capture.gradients(name, groups) for name in capture.shapes}
+
+
 @dataclass(frozen=True, slots=True)
 class RecordDots:
     """Per-record dot products; records in ascending index order."""
@@ -352,17 +275,12 @@ def record_dots(
         GradientError: a direction that does not fit the model, or an unsupported module.
     """
     capture = Capture(model)
-    parameters = [p for p in model.parameters() if p.requires_grad]
     indices: list[NDArray[np.int64]] = []
     columns: list[NDArray[np.float64]] = []
     for batch in batches:
-        with capture:
-            nll_BT = token_losses(model, batch)
-            # grad(), not backward(): nothing accumulates in the model.
-            torch.autograd.grad(nll_BT.sum(), parameters)
-        segments = Segments.of(batch)
+        nll_BT, segments = captured_pass(model, batch, capture), Segments.of(batch)
         per_token = [capture.token_dots(direction) for direction in directions]
-        per_token.append(nll_BT.detach())
+        per_token.append(nll_BT)
         sums = [segments.sums(values_BT.cpu().numpy()) for values_BT in per_token]
         indices.append(segments.index_S)
         columns.append(np.stack([*sums, segments.sums(batch.labels_BT != IGNORE)], axis=1))

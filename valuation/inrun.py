@@ -7,7 +7,7 @@ Step t moves the weights from w_t to w_{t+1}, and the target loss falls by a num
 credit_r is the effect of record r's gradient in the optimiser's actual update (AdamW or Muon: preconditioner, clip
 factor, bias correction), along a direction that `valuation.credit` names the *form*: first order, second order (one
 Hessian-vector product per step) or, the default, the trapezoid, which is the second order without its cost. One
-backward pass and `valuation.gradients.Capture` give all credits.
+backward pass and `valuation.capture.Capture` give all credits.
 
 **A record is credited for its gradient in the step that computes it and in no later one**: with b1 = 0.9 most of the
 movement is momentum, which is reported, not attributed. The *residual* ``drop - sum_r credit_r`` of every step stands
@@ -52,6 +52,7 @@ from trainer.optim import build_optimizer, learning_rate
 from trainer.root import state_root
 from trainer.spec import run_digest
 from trainer.step import StepReport, train_step
+from valuation.capture import Capture
 from valuation.credit import (
     DEFAULT_FORMS,
     Form,
@@ -63,8 +64,9 @@ from valuation.credit import (
     residual_line,
 )
 from valuation.displacement import Displacement, inner
+from valuation.dots import token_dots
 from valuation.errors import GradientError
-from valuation.gradients import Aggregate, Capture, Segments, aggregate_gradient, mean_loss
+from valuation.gradients import Aggregate, Segments, aggregate_gradient, mean_loss, token_losses
 from valuation.hessian import hessian_product
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ def credited_steps(
     asked = check_forms(forms)
     optimizer, capture = build_optimizer(model, optim), Capture(model)
     objective, pieces = LanguageModelling(plan), plan.spec.accumulation
-    aim = aggregate_gradient(model, target)
+    aim = _aim(model, target)
     for step in range(steps):
         optimizer.lr = learning_rate(step, optim, steps)
         displacement = Displacement(optimizer)
@@ -132,16 +134,16 @@ def credited_steps(
             continue
         clip = _clip_factor(report.grad_norm, optim.clip_norm)
         ahead = step + 1 < steps or "trapezoid" in asked
-        after = aggregate_gradient(model, target) if ahead else None
+        after = _aim(model, target) if ahead else None
         drop = aim.loss - (after.loss if after else mean_loss(model, target))
         books = _Books(model, target, displacement, aim, after, clip)
-        maps = {form: books.own_direction(form) for form in asked}
-        credits_S = {
-            form: clip * segments.sums(_token_dots(capture, maps[form], pieces).cpu().numpy())
-            for form in asked
-        }
+        credits_S = {}
+        for form in asked:
+            own_direction = books.own_direction(form)
+            dots_BT = _token_dots(capture, own_direction, pieces)
+            credits_S[form] = clip * segments.sums(dots_BT.cpu().numpy())
+            _check_complete(credits_S[form], inner(own_direction, displacement.gradient()))
         main = asked[0]
-        _check_complete(credits_S[main], inner(maps[main], displacement.gradient()))
         own = math.fsum(credits_S[main])
         yield StepCredit(
             segments=segments,
@@ -152,6 +154,17 @@ def credited_steps(
         )
         if after:
             aim = after
+
+
+def _aim(model: nn.Module, target: list[Batch]) -> Aggregate:
+    """`aggregate_gradient` for a list of batches, without passes over the weights that a list makes needless."""
+    labels = sum(batch.num_labels for batch in target)
+    if len(target) != 1 or not labels:
+        return aggregate_gradient(model, target)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    loss = token_losses(model, target[0]).double().sum() / labels
+    grads = torch.autograd.grad(loss, list(named.values()))
+    return Aggregate(dict(zip(named, grads, strict=True)), loss.item(), labels)
 
 
 class _Books:
@@ -177,14 +190,14 @@ class _Books:
         if form == "trapezoid":
             assert self.after is not None
             later = self.after.direction
-            return {name: (value + later[name]) / 2 for name, value in first.items()}
+            return {name: torch.lerp(value, later[name], 0.5) for name, value in first.items()}
         if form in ("first", "sgd"):
             return first
         vector = self.moved
         if form == "sgd_second":
             vector = {name: self.lr * g for name, g in self.displacement.gradient().items()}
         bend = hessian_product(self.model, self.displacement.before, self.target, vector)
-        return {name: value - bend[name] / 2 for name, value in first.items()}
+        return {name: torch.sub(value, bend[name], alpha=0.5) for name, value in first.items()}
 
     def own_direction(self, form: Form) -> Mapping[str, Tensor]:
         """A V: what a record's clipped mean gradient is multiplied by."""
@@ -195,7 +208,7 @@ class _Books:
 
     def residual(self, step: int, form: Form, own: float, drop: float) -> Residual:
         """The books in the main form, and in first order beside it."""
-        first, gradient = self.aim.direction, self.displacement.gradient()
+        first = self.aim.direction
         # The published forms know no momentum: all that isn't theirs is measured along the first order.
         along = first if form in ("sgd", "sgd_second") else self.direction(form)
         whole, whole_first = inner(along, self.moved), inner(first, self.moved)
@@ -208,9 +221,7 @@ class _Books:
             momentum=whole - own - decay,
             decay=decay,
             curvature=drop - whole,
-            credit_first=inner(self.displacement.own_map(first), gradient),
             curvature_first=drop - whole_first,
-            credit_sgd=self.lr * inner(first, gradient),
             target_loss=self.aim.loss,
             lr=self.lr,
             clip_factor=self.clip,
@@ -231,19 +242,15 @@ def _left_out(
 ) -> StepCredit:  # fmt: skip
     """A step that the guard refused: the weights stand, nobody earned anything."""
     nothing_S = np.zeros(len(segments.index_S))
-    books = Residual(step + 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, loss, lr, 0.0, updated=False)
+    books = Residual(step + 1, 0, 0, 0, 0, 0, 0, 0, loss, lr, 0.0, updated=False)
     return StepCredit(segments, dict.fromkeys(forms, nothing_S), nothing_S, books, report)
 
 
 def _token_dots(capture: Capture, direction: Mapping[str, Tensor], pieces: int) -> Tensor:
     """<gradient, direction> split over positions [B, T]; with accumulation each piece has its own passes."""
-    sites, parts = capture.sites, []
-    width = len(sites) // pieces
-    for piece in range(pieces):
-        capture.sites = sites[piece * width : (piece + 1) * width]
-        parts.append(capture.token_dots(direction))
-    capture.sites = sites
-    return torch.cat(parts)
+    width = len(capture.sites) // pieces
+    passes = [capture.sites[piece * width : (piece + 1) * width] for piece in range(pieces)]
+    return torch.cat([token_dots(sites, direction) for sites in passes])
 
 
 def _check_complete(credit_S: np.ndarray, whole: float) -> None:
