@@ -188,17 +188,20 @@ class ExpertsSite(Site):
         """[N, E, O, I], one product per record and expert that it visits."""
         assert isinstance(self.module, Experts)
         assert self.expert_R is not None
-        assert self.position_R is not None
-        num, E = len(groups.count_N), len(self.module.w1)
-        place_P = self.position_R.new_full((self.batch[0] * self.batch[1],), -1)
-        place_P[groups.position_P] = groups.group_P
-        group_R = place_P[self.position_R]
+        num, E, group_R = len(groups.count_N), len(self.module.w1), self.groups_of_rows(groups)
         key_R = group_R * E + self.expert_R
         order_R = key_R.argsort(stable=True)
         order_R = order_R[group_R[order_R] >= 0]  # padding is of no record
         count_X = torch.bincount(key_R[order_R], minlength=num * E).cpu().numpy()
         sums = outer_sums(self.arrived[order_R], self.input[order_R], count_X)
         return sums.view(num, E, *sums.shape[1:])
+
+    def groups_of_rows(self, groups: Groups) -> Tensor:
+        """Number of the record that each visit is of, -1 for padding: int64 [R]."""
+        assert self.position_R is not None
+        group_P = self.position_R.new_full((self.batch[0] * self.batch[1],), -1)
+        group_P[groups.position_P] = groups.group_P
+        return group_P[self.position_R]
 
 
 SITES: dict[type[nn.Module], dict[str, type[Site]]] = {

@@ -43,29 +43,31 @@ from valuation.capture import Capture, Groups
 from valuation.errors import GradientError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from trainer.data import Batch
 
+    Draw = Callable[[Tensor, Batch], Tensor]
 
-def token_losses(model: nn.Module, batch: Batch, other_BT: Tensor | None = None) -> Tensor:
+
+def token_losses(model: nn.Module, batch: Batch, draw: Draw | None = None) -> Tensor:
     """Negative log-likelihood of every label.
 
     Args:
         model: a `trainer.model.Transformer`.
         batch: packed rows.
-        other_BT: labels in place of the batch's; -100 where there is none.
+        draw: (logits_BTV, batch) -> labels_BT to use in place of the batch's; -100 where there is none.
 
     Returns:
         nll_BT in nats, 0 where there is no label; differentiable.
     """
     device = str(next(model.parameters()).device)
     tokens_BT, labels_BT, positions_BT, documents_BT = batch.tensors(device)
-    if other_BT is not None:
-        labels_BT = other_BT
     logits_BTV = model(tokens_BT, positions_BT, documents_BT)
+    if draw is not None:
+        labels_BT = draw(logits_BTV.detach(), batch)
     nll = functional.cross_entropy(
         logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORE, reduction="none"
     )
@@ -186,7 +188,7 @@ def mean_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
 
 
 def captured_pass(
-    model: nn.Module, batch: Batch, capture: Capture, labels_BT: Tensor | None = None
+    model: nn.Module, batch: Batch, capture: Capture, draw: Draw | None = None
 ) -> Tensor:
     """One forward and backward pass of the summed loss, watched by a capture.
 
@@ -194,7 +196,7 @@ def captured_pass(
         model: a `trainer.model.Transformer`; its `.grad` fields are not touched.
         batch: packed rows.
         capture: of this model; holds the sites afterwards.
-        labels_BT: other labels than the batch's, such as sampled ones; -100 where there is none.
+        draw: gives other labels than the batch's, such as sampled ones; see `token_losses`.
 
     Returns:
         nll_BT, detached.
@@ -203,7 +205,7 @@ def captured_pass(
         GradientError: a loss that isn't finite, with the records that it is of.
     """
     with capture:
-        nll_BT = token_losses(model, batch, labels_BT)
+        nll_BT = token_losses(model, batch, draw)
         if not bool(nll_BT.isfinite().all()):
             segments = Segments.of(batch)
             bad = segments.index_S[~np.isfinite(segments.sums(nll_BT.detach().cpu().numpy()))]

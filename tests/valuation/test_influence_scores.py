@@ -7,67 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
+from valuation_models import LENGTH, VOCAB, autograd, jacobian, summed_loss, tiny_model, token_set
 
-from trainer.model import Transformer, init_parameters
-from trainer.spec import ModelSpec
 from valuation.errors import GradientError
 from valuation.influence import Scores, TokenSet, bind, dot
 from valuation.influence.pairing import Pass
-
-VOCAB, LENGTH = 19, 12
-
-
-def tiny_model(*, seed=0, **shape):
-    """One layer in float64, its parameters away from their initial values."""
-    spec = ModelSpec(
-        **{
-            "vocab_size": VOCAB,
-            "num_layers": 1,
-            "dim": 8,
-            "num_heads": 2,
-            "num_kv_heads": 1,
-            "ffn_dim": 8,
-        }
-        | shape
-    )
-    model = Transformer(spec).double()
-    init_parameters(model, seed)
-    noise = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=noise, dtype=torch.float64), alpha=0.2)
-    return model
-
-
-def token_set(rng, count, *, shortest=2, longest=2 * LENGTH, first=0):
-    """Records of random tokens; some are longer than a row."""
-    return TokenSet(
-        tuple(
-            (
-                first + 3 * i,
-                bytes([first % 251, i]) * 16,
-                rng.integers(0, VOCAB, rng.integers(shortest, longest + 1)),
-            )
-            for i in range(count)
-        ),
-        LENGTH,
-    )
-
-
-def autograd(model, record):
-    """The oracle: one record alone, unpacked, every parameter flat."""
-    tokens, total = (
-        torch.from_numpy(record[2].astype(np.int64)),
-        torch.zeros((), dtype=torch.float64),
-    )
-    for start in range(0, len(tokens), LENGTH):
-        labels = tokens[start + 1 : start + 1 + LENGTH]
-        if len(labels):
-            logits = model(tokens[None, start : start + LENGTH])[0, : len(labels)]
-            total = total + functional.cross_entropy(logits, labels, reduction="sum")
-    grads = torch.autograd.grad(total, list(model.parameters()))
-    return torch.cat([g.flatten() for g in grads])
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -75,8 +19,7 @@ def test_dot_and_cosine_equal_autograd(tied):
     """Both are those of one autograd pass per record, to 1e-10."""
     rng, model = np.random.default_rng(3), tiny_model(tied=tied)
     train, queries = token_set(rng, 7), token_set(rng, 3, first=100)
-    left = torch.stack([autograd(model, record) for record in queries.records])
-    right = torch.stack([autograd(model, record) for record in train.records])
+    left, right = jacobian(model, queries), jacobian(model, train)
     want = (left @ right.T).numpy()
     got = dot.scores(model, train, queries)
     np.testing.assert_allclose(got.scores_QN, want, rtol=1e-10, atol=1e-10)
@@ -113,24 +56,16 @@ def test_positive_means_that_training_on_the_record_helps():
     scores = dot.scores(model, train, queries).scores_QN
     step, before = 1e-6, [p.detach().clone() for p in model.parameters()]
 
-    def loss(record):
-        tokens = torch.from_numpy(record[2].astype(np.int64))
-        parts = [
-            functional.cross_entropy(
-                model(tokens[None, s : s + LENGTH])[0, : len(lab)], lab, reduction="sum"
-            )
-            for s in range(0, len(tokens), LENGTH)
-            if len(lab := tokens[s + 1 : s + 1 + LENGTH])
-        ]
-        return sum(part.item() for part in parts)
-
-    base = [loss(q) for q in queries.records]
+    base = [summed_loss(model, q).item() for q in queries.records]
     for n, record in enumerate(train.records):
-        grads = autograd(model, record).split([p.numel() for p in model.parameters()])
+        grads = autograd(model, record).values()
         with torch.no_grad():
             for p, old, g in zip(model.parameters(), before, grads, strict=True):
-                p.copy_(old - step * g.view(p.shape))
-        fall = [(b - loss(q)) / step for b, q in zip(base, queries.records, strict=True)]
+                p.copy_(old - step * g)
+        fall = [
+            (b - summed_loss(model, q).item()) / step
+            for b, q in zip(base, queries.records, strict=True)
+        ]
         np.testing.assert_allclose(fall, scores[:, n], rtol=1e-3, atol=1e-2)
 
 

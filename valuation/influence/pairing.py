@@ -26,12 +26,13 @@ from valuation.influence.scores import Scores, bind
 from valuation.routes import formed_dots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from valuation.capture import Groups
+    from valuation.gradients import Draw
     from valuation.influence.scores import TokenSet
 
 BLOCK_BYTES = 1 << 30
@@ -57,7 +58,7 @@ PASS = Pass()
 
 
 def watched(
-    model: nn.Module, tokens: TokenSet, how: Pass
+    model: nn.Module, tokens: TokenSet, how: Pass, draw: Draw | None = None
 ) -> Iterator[tuple[NDArray[np.int64], Capture, Groups]]:
     """One forward and backward pass per block of this process's share.
 
@@ -65,6 +66,7 @@ def watched(
         model: the model.
         tokens: records.
         how: rows, parameters, processes.
+        draw: gives other labels than the data's; see `valuation.gradients.token_losses`.
 
     Yields:
         (places in `tokens`, capture after its pass, positions of the records), without records that have no token.
@@ -76,9 +78,33 @@ def watched(
         batch = tokens.batch(block)
         if not batch.num_labels:  # nothing to predict: no gradient
             continue
-        nll_BT = captured_pass(model, batch, capture)
+        nll_BT = captured_pass(model, batch, capture, draw)
         groups = Segments.of(batch).groups(nll_BT.device)
         yield np.searchsorted(all_N, groups.index_N), capture, groups
+
+
+def query_check(queries: TokenSet) -> None:
+    """Refuse queries that have no loss.
+
+    Raises:
+        GradientError: no query, or one that predicts nothing.
+    """
+    if not queries.records:
+        raise GradientError("queries: expected at least one, got none")
+    if not queries.labels_N.all():
+        short = queries.index_N[queries.labels_N == 0]
+        raise GradientError(
+            f"queries: expected 2 tokens or more, got fewer at indices {short[:5].tolist()}; leave them out"
+        )
+
+
+def as_cosines(
+    dots_QN: NDArray[np.float64], left: Mapping[str, Tensor], squares_N: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Dot products divided by both norms; 0 for a record without gradient."""
+    squares_Q = sum(g.double().flatten(1).square().sum(1).cpu().numpy() for g in left.values())
+    size_QN = np.sqrt(np.outer(squares_Q, squares_N))
+    return np.divide(dots_QN, size_QN, out=np.zeros_like(dots_QN), where=size_QN > 0)
 
 
 def gradient_blocks(model: nn.Module, queries: TokenSet, how: Pass) -> Iterator[tuple[slice, Left]]:
@@ -95,13 +121,7 @@ def gradient_blocks(model: nn.Module, queries: TokenSet, how: Pass) -> Iterator[
     Raises:
         GradientError: no query, or one that predicts nothing.
     """
-    if not queries.records:
-        raise GradientError("queries: expected at least one, got none")
-    if not queries.labels_N.all():
-        short = queries.index_N[queries.labels_N == 0]
-        raise GradientError(
-            f"queries: expected 2 tokens or more, got fewer at indices {short[:5].tolist()}; leave them out"
-        )
+    query_check(queries)
     shapes = Capture(model, how.names).shapes
     like = next(model.parameters())
     size = sum(int(np.prod(shape)) for shape in shapes.values()) * like.element_size()
@@ -185,3 +205,33 @@ def finish(
         np.ascontiguousarray(scores_QN, dtype=np.float64), queries.index_N, train.index_N, queries.ids, train.ids,
         method, bind(models, train, queries), notes or {},
     )  # fmt: skip
+
+
+def preconditioned(
+    model: nn.Module,
+    train: TokenSet,
+    queries: TokenSet,
+    solve: Callable[[Left], Left],
+    method: str,
+    *,
+    per_token: bool = False,
+    how: Pass = PASS,
+) -> Scores:
+    """Scores <H^-1 g_q, g_n>, for any H that can be applied to the queries' gradients.
+
+    Args:
+        model: the model.
+        train: records.
+        queries: queries.
+        solve: H^-1 of a block of query gradients.
+        method: name with settings.
+        per_token: losses are means over predicted tokens instead of sums.
+        how: rows, parameters, processes.
+
+    Returns:
+        The scores.
+    """
+    scores_QN = np.zeros((len(queries.records), len(train.records)))
+    for places, left in gradient_blocks(model, queries, how):
+        scores_QN[places], _ = pair(model, train, solve(left), how)
+    return finish(scores_QN, method, model, train, queries, per_token=per_token)
