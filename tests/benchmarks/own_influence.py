@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -104,6 +105,30 @@ def less(job):
     return module.scores(kept, job.train, job.queries, how=HOW)
 
 
+def inrun(job):
+    """Credit of every record in the training itself, for all queries together: one row."""
+    from corpora import STATE
+    from setting import BATCH, OPTIM
+
+    from trainer.data import BatchPlan, TokenStore, pack
+    from trainer.model import init_parameters
+    from valuation.influence.baselines import random
+    from valuation.inrun import credited_steps
+
+    about = json.loads((job.folder / "folders.json").read_text())
+    store = TokenStore.open(job.folder.parent / "train", about["digest"]["train"])
+    assert STATE in job.folder.resolve().parents
+    model = Transformer(job.spec)
+    init_parameters(model, about["seed"])
+    plan = BatchPlan(store, about["seed"], BATCH)
+    target = [pack(job.queries.records, job.queries.length)]
+    credit_N = np.zeros(store.size)
+    for step in credited_steps(model, plan, target, OPTIM, max(job.checkpoints)):
+        np.add.at(credit_N, step.segments.index_S, next(iter(step.credits_S.values())))
+    blank = random(job.train, job.queries.take([0]), np.random.default_rng(0))
+    return replace(blank, scores_QN=credit_N[None], method="inrun")
+
+
 METHODS = {
     "dot": plain("dot"),
     "cosine": plain("dot", cosine=True),
@@ -120,6 +145,7 @@ METHODS = {
     "bm25_tokens": lambda job: baselines.bm25(job.train, job.queries, terms=baselines.ngrams(4)),
     "embedding": lambda job: baselines.embedding(job.model, job.train, job.queries, rows=32),
     "entropy": lambda job: baselines.entropy(job.train, job.queries, job.spec.vocab_size),
+    "inrun": inrun,
     "random": lambda job: baselines.random(job.train, job.queries, np.random.default_rng(0)),
 }
 

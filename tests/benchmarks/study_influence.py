@@ -16,7 +16,7 @@ from corpora import corpus
 from figures import ROOT, record
 from setting import bank_losses, setting
 
-from valuation.evaluation import lds, lds_difference, reliability
+from valuation.evaluation import lds, lds_difference, reliability, spearman_rows
 from valuation.subsets import fit_subset
 
 PEERS = os.environ.get("DATAWORTH_PEERS", str(ROOT / ".venv-peers"))
@@ -97,12 +97,24 @@ def study(name):
     judged = {
         method: lds(got["scores_QN"], member_MN, loss_RMQ[0], rng()).lds
         for method, got in runs.items()
+        if got is not None and len(got["scores_QN"]) > 1
+    }
+    whole = {
+        method: round(
+            float(
+                spearman_rows(
+                    got["scores_QN"].sum(0)[None] @ member_MN.T, -loss_RMQ[0].mean(1)[None]
+                ).item()
+            ),
+            4,
+        )
+        for method, got in runs.items()
         if got is not None
     }
     table = {
         method: {
             "lds": round(e.estimate, 4), "low": round(e.low, 4), "high": round(e.high, 4),
-            "cpu_s": round(float(runs[method]["cpu_s"]), 3), "grown_mb": round(float(runs[method]["grown_bytes"]) / 2**20, 1),
+            "target": whole[method], "cpu_s": round(float(runs[method]["cpu_s"]), 3), "grown_mb": round(float(runs[method]["grown_bytes"]) / 2**20, 1),
         }
         for method, e in sorted(judged.items(), key=lambda item: -item[1].estimate)
     }  # fmt: skip
@@ -110,7 +122,7 @@ def study(name):
     prefix = f"valuation.influence.{name}."
     figure(
         name, prefix + "table", judged[best], what=f"LDS of {best}, the best of ours; all methods in `table`", bar="none",
-        kind="hypothesis", holds=None, table=table, missing=reasons,
+        kind="hypothesis", holds=None, table=table, missing=reasons, target_only={m: w for m, w in whole.items() if m not in table},
     )  # fmt: skip
     compare(name, runs, member_MN, loss_RMQ[0])
     times(name, folder)
