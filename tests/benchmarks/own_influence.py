@@ -1,6 +1,7 @@
 """One of our influence methods, measured as a peer is: `python own_influence.py METHOD JOB_FOLDER OUTPUT.npz`."""
 
 import copy
+import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -35,14 +36,13 @@ class Job:
         self.folder = folder
         self.spec = ModelSpec(**json.loads((folder / "spec.json").read_text()))
         self.model = self.weights("final/")
-        self.train, self.queries = self.tokens("train_NT", 1), self.tokens("query_QT", 2)
+        self.train, self.queries = self.tokens("train_NT"), self.tokens("query_QT")
 
-    def tokens(self, name, tag):
+    def tokens(self, name):
         """Rows as records with ids."""
         rows = self.arrays[name]
-        records = tuple(
-            (i, bytes([tag]) + i.to_bytes(31, "big"), row) for i, row in enumerate(rows)
-        )
+        ids = [hashlib.sha256(f"{name} {i}".encode()).digest() for i in range(len(rows))]
+        records = tuple(zip(range(len(rows)), ids, rows, strict=True))
         return TokenSet(records, rows.shape[1])
 
     def weights(self, prefix):
