@@ -2,7 +2,8 @@
 
 Truth is the bank of `setting.py`: 60 half subsets, each retrained from the seed's weights in the seed's order. Ours and peers run as
 subprocesses on one input (`own_influence.py`, `peer_influence.py`), one thread each; those whose time is compared run
-by turns, three times. Resumable: retrainings stand in the bank, scores of each method in the job's folder.
+by turns, three times. Resumable: retrainings stand in the bank, scores of each method in the job's folder. `accept.py STUDY --present`
+judges what is there and runs nothing new; `--ceiling` retrains the subsets with a second seed.
 """
 
 import json
@@ -67,6 +68,8 @@ def run(method, folder, number):
     """Scores and meters of one run of a method, from the job's folder or anew; the reason where it failed."""
     output = folder / f"{method}-{number}.npz"
     if not output.exists():
+        if "--present" in sys.argv:
+            return None, "not run yet: make accept without --present"
         own = method in OWN
         python = sys.executable if own else f"{PEERS}/bin/python"
         script = HERE / ("own_influence.py" if own else "peer_influence.py")

@@ -6,7 +6,8 @@ or three owners; rules see target_value, losses are those of target_test. Every 
 its 1,024 records three times and the others their 256 records twelve times.
 
 *Equal tokens*: 96 steps for everybody. *Equal compute*: a rule's training is cut by what its values cost, in steps of the same CPU
-time; values by influence and in-run credit come from one pass (32 steps) over the pool. Rules without a model cost nothing here.
+time; values by influence and in-run credit come from one pass (32 steps) over the pool. Rules without a model cost nothing here. A rule
+that costs more than 96 steps has nothing left to train with: it keeps one step, and its figure says what that means.
 """
 
 import time
@@ -23,7 +24,8 @@ from trainer.model import Transformer, init_parameters
 from valuation.clusters import cluster
 from valuation.curves import paired
 from valuation.detection import shuffled_tokens
-from valuation.influence import baselines, ekfac
+from valuation.gradients import aggregate_gradient, record_dots
+from valuation.influence import baselines, factors
 from valuation.inrun import credited_steps
 from valuation.quality import text_quality
 from valuation.subsets import fit_subset, retrain_subsets
@@ -31,6 +33,7 @@ from valuation.subsets import fit_subset, retrain_subsets
 BUYERS = {"sotu": ("clinton", "obama", "nixon"), "peps": ("Victor Stinner", "Guido van Rossum")}
 SEEDS = (0, 1, 2)
 STEPS, CHOSEN, EPOCHS = 96, 256, 12
+CURVATURE_RECORDS, TARGET_ROWS = 256, 16
 RULES = ("influence", "inrun", "entropy", "dedup_quality", "bm25", "all")
 PACKAGES = ("torch", "numpy", "scipy")
 
@@ -72,14 +75,16 @@ def orders(config, seed):
     start = time.process_time()
     fit = fit_subset(one_pass, np.ones(size, bool), 1000 + seed)
     step_s = (time.process_time() - start) / fit.steps
-    value_N = ekfac.scores(fit.model, train, queries, how=HOW).totals_N()
+    value_N = target_values(fit.model, train, queries, rng)
     found["influence"] = np.argsort(-value_N), time.process_time() - start
     start = time.process_time()
     model = Transformer(config.model)
     init_parameters(model, 1000 + seed)
     credit_N = np.zeros(size)
     plan = BatchPlan(store, 1000 + seed, BATCH)
-    for step in credited_steps(model, plan, list(queries.batches(64)), OPTIM, size // BATCH.rows):
+    sample = queries.take(rng.permutation(len(queries.records))[:TARGET_ROWS])
+    steps = size // BATCH.rows
+    for step in credited_steps(model, plan, list(sample.batches(TARGET_ROWS)), OPTIM, steps):
         np.add.at(credit_N, step.segments.index_S, next(iter(step.credits_S.values())))
     found["inrun"] = np.argsort(-credit_N), time.process_time() - start
     bits_N = baselines.entropy(train, queries, config.model.vocab_size).scores_QN[0]
@@ -88,6 +93,19 @@ def orders(config, seed):
     found["bm25"] = np.argsort(-match_N), 0.0
     found["dedup_quality"] = clean(store, bits_N, rng), 0.0
     return {rule: (order, cost) for rule, (order, cost) in found.items()}, step_s
+
+
+def target_values(model, train, queries, rng):
+    """EK-FAC influence on the target as a whole: one direction, so one pass over the records; curvature of a sample of them.
+
+    <H^-1 sum_q g_q, g_n> is what the scores of all queries add up to, without a gradient per query.
+    """
+    sample = train.take(rng.permutation(len(train.records))[:CURVATURE_RECORDS])
+    curvature = factors.fit(model, sample, HOW, corrected=True)
+    whole = aggregate_gradient(model, queries.batches(HOW.rows)).direction
+    solved = curvature.solve({name: g[None] for name, g in whole.items()}, 0.1)
+    direction = {name: g[0] for name, g in solved.items()}
+    return record_dots(model, train.batches(HOW.rows), [direction]).dots_NK[:, 0]
 
 
 def setting_of_one_pass(config):
