@@ -208,7 +208,7 @@ def captured_pass(
         nll_BT, detached.
 
     Raises:
-        GradientError: a loss that isn't finite, with the records that it is of.
+        GradientError: a loss that isn't finite, with the records that it is of, or a parameter whose use can't be seen.
     """
     with capture:
         nll_BT = token_losses(model, batch, draw)
@@ -222,6 +222,11 @@ def captured_pass(
         # With respect to the outputs of the layers: nothing accumulates in the model, no weight gradient is formed.
         if capture.outputs:
             torch.autograd.grad(nll_BT.sum(), capture.outputs, allow_unused=True)
+    if unseen := sorted(set(capture.shapes) - {site.parameter for site in capture.sites}):
+        raise GradientError(
+            f"{unseen[0]}: expected its module to be called in the forward pass, got no call; a parameter that is used "
+            "as a bare tensor has a gradient that can't be seen here: call its module, or freeze it"
+        )
     return nll_BT.detach()
 
 

@@ -81,13 +81,10 @@ def ridge_products(
             "the inverse doesn't exist, and what rounding makes of it ranks at random: take 0.1, or a smaller projection"
         )
     lam = ridge * float(np.square(phi_Nk).sum()) / size
-    try:
-        if size <= num:
-            inner = phi_Nk.T @ phi_Nk + lam * np.eye(size)
-            return phi_Qk @ np.linalg.solve(inner, phi_Nk.T)
-        inner = phi_Nk @ phi_Nk.T + lam * np.eye(num)
-        return np.linalg.solve(inner, phi_Nk @ phi_Qk.T).T
-    except np.linalg.LinAlgError as error:
-        raise GradientError(
-            "ridge: the features are linearly dependent; give a ridge above 0"
-        ) from error
+    if size <= num:
+        if ridge == 0 and np.linalg.matrix_rank(phi_Nk) < size:
+            raise GradientError("ridge: the features are linearly dependent; give a ridge above 0")
+        inner = phi_Nk.T @ phi_Nk + lam * np.eye(size)
+        return phi_Qk @ np.linalg.solve(inner, phi_Nk.T)
+    inner = phi_Nk @ phi_Nk.T + lam * np.eye(num)
+    return np.linalg.solve(inner, phi_Nk @ phi_Qk.T).T
