@@ -97,7 +97,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("checkpoint: files, manifest and root are those in the ledger", trail.checkpoint, ("checkpoint",)),
         ("prices: the rule applied to the committed values, sum to the pool", trail.prices, ("prices",)),
         ("receipts: every owner's verifies offline", trail.receipts, ("receipts",)),
-        ("erasure: no suspended record is in HEAD", trail.suspended, ("erasure_request",)),
+        ("erasure: no suspended record is in HEAD, nothing sealed is left of a shredded one", trail.erasure, ("erasure_request",)),
         ("phases: every phase of the training answers every question, and its check passed", trail.phases, ("checkpoint",)),
         ("gold model: files, manifest and root are those in the ledger", trail.model, ("gold_checkpoint",)),
         ("unlearned model: files, manifest and root are those in the ledger", trail.model, ("unlearned_checkpoint",)),

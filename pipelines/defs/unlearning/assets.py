@@ -15,11 +15,12 @@ GROUP = "unlearning"
 OWNERS = ["team:privacy"]
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"json"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
 def erasure_request(
-    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result
+    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, target: Result
 ) -> dg.MaterializeResult:
     """All pending requests of this corpus version as one batch: suspended from HEAD, their text sealed."""
+    del target  # held-out records can be named too, so the split comes first
     site = home.site()
     inputs = {"corpus": corpus["version"], "requests": steps.pending_digest(site)}
     return home.materialize(
@@ -121,3 +122,19 @@ def report(
     return home.materialize(
         context, inputs, partial(report_steps.report, site, parts), describe.report
     )
+
+
+@dg.asset(
+    group_name=GROUP, code_version="1", kinds={"json"}, owners=OWNERS,
+    deps=["quarantine", "clusters", "quality", "values", "report"],
+)  # fmt: skip
+def shredding(
+    context: dg.AssetExecutionContext,
+    home: HomeResource,
+    erasure_request: Result,
+    robustness_audit: Result,
+) -> dg.MaterializeResult:
+    """Last of all: audited requests whose time has come lose text, key, salts, the original model and every derivative."""
+    site = home.site()
+    inputs = steps.shredding_inputs(site, erasure_request, robustness_audit)
+    return home.materialize(context, inputs, partial(steps.shredding, site), describe.shredding)
