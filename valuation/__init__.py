@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from valuation.errors import (
         ClusterError,
+        EvaluationError,
         GradientError,
         GroupError,
         PricingError,
@@ -79,6 +80,7 @@ _HOME = {
     ),
     "errors": (
         "ClusterError",
+        "EvaluationError",
         "GradientError",
         "GroupError",
         "PricingError",
@@ -131,6 +133,7 @@ __all__ = [
     "ClusterError",
     "Clusters",
     "EmpiricalEntropy",
+    "EvaluationError",
     "Game",
     "GradientError",
     "GroupError",

@@ -163,9 +163,9 @@ def bank_key(settings: Mapping[str, Any], plan: ProxyPlan, coalition: int) -> st
     return hashlib.sha256(jcs(body)).hexdigest()
 
 
-def bank_file(directory: Path, coalition: int) -> Path:
-    """Where a coalition's losses stand."""
-    return directory / "bank" / f"{coalition}.npz"
+def bank_file(directory: Path, name: int | str) -> Path:
+    """Where the losses of a coalition (its bitmask) or of a subset of records (its key) stand."""
+    return directory / "bank" / f"{name}.npz"
 
 
 def read_bank(path: Path, key: str | None) -> dict[str, NDArray[Any]] | None:

@@ -10,6 +10,7 @@
     ├── ResultError      a value is not finite or doesn't fit its integer column
     ├── PricingError     values, clusters and groups don't make one consistent price list
     ├── GradientError    gradients were asked of a model or batch that can't give them
+    ├── EvaluationError  values and the retrainings they are held against don't fit together
     └── ProxyError       a proxy training was given a setting or a bank it can't use
 
 All of them are bad input, so all of them are ``ValueError``. Every message says what was
@@ -53,3 +54,7 @@ class GradientError(ValuationError):
 
 class ProxyError(ValuationError):
     """A proxy training was given a setting or a bank of coalitions it can't use."""
+
+
+class EvaluationError(ValuationError):
+    """Values and the retrainings they are held against don't fit together."""

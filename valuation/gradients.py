@@ -86,6 +86,8 @@ class Segments:
     """Segment number of each of the P covered positions."""
     position_P: NDArray[np.int64]
     """Their places in a flattened [B, T] array."""
+    num_positions: int
+    """B T."""
 
     @classmethod
     def of(cls, batch: Batch) -> Segments:
@@ -105,6 +107,7 @@ class Segments:
             count_S=count_S,
             segment_P=segment_P,
             position_P=np.repeat(start_S, count_S) + within_P,
+            num_positions=batch.tokens_BT.size,
         )
 
     def sums(self, values_BT: NDArray[Any]) -> NDArray[np.float64]:
@@ -125,11 +128,14 @@ class Segments:
         index_N, record_S = np.unique(self.index_S, return_inverse=True)
         record_P = record_S[self.segment_P]
         order_P = np.argsort(record_P, kind="stable")
+        ordered_P = self.position_P[order_P]
         return Groups(
             index_N=index_N,
             count_N=np.bincount(record_P, minlength=len(index_N)),
-            position_P=torch.from_numpy(self.position_P[order_P]).to(device),
+            position_P=torch.from_numpy(ordered_P).to(device),
             group_P=torch.from_numpy(record_P[order_P]).to(device),
+            whole=len(ordered_P) == self.num_positions
+            and np.array_equal(ordered_P, np.arange(len(ordered_P))),
         )
 
 

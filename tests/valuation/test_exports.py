@@ -14,7 +14,7 @@ import valuation
 
 ROOT = Path(valuation.__file__).parents[1]
 PUBLIC = [
-    "ClusterError", "Clusters", "EmpiricalEntropy", "Game", "GradientError", "GroupError", "GroupValues",
+    "ClusterError", "Clusters", "EmpiricalEntropy", "EvaluationError", "Game", "GradientError", "GroupError", "GroupValues",
     "Information", "NanoRow", "Orders", "OwnerGroup", "OwnerValues", "PriceList", "PriceRow", "PriceRule",
     "PricingError", "ProxyError", "Quality", "ResultError", "TokensError", "UtilityError", "ValuationError",
     "ValueRow", "additive", "airport", "apportion", "banzhaf_weights", "beta_weights", "bigram_surprisal",

@@ -101,14 +101,10 @@ def test_projections_depend_on_seed_and_parameter_only():
     )
     assert not torch.equal(OneSided(2, 16).project("a", x), one)
     assert not torch.equal(OneSided(1, 16).project("b", x), one)
-    for kind in (
-        "sparse",
-        "dense",
-    ):  # golden: another generator or another order of draws would change stored features
-        golden = OneSided(7, 4, kind).project(
-            "w", torch.arange(1.0, 7.0, dtype=torch.float64)[None]
-        )
-        print(kind, golden.tolist())
+    # Golden: another generator or another order of draws would change stored features.
+    for kind, want in (("sparse", [0.0, 5.0, 4.0, 6.0]), ("dense", [9.5, 9.5, -0.5, -3.5])):
+        ramp = torch.arange(1.0, 7.0, dtype=torch.float64)[None]
+        assert OneSided(7, 4, kind).project("w", ramp).tolist() == [want]
     first, second = (torch.zeros(1, 140_000, dtype=torch.float64) for _ in range(2))
     first[0, 5], second[0, 65_536 + 5] = 1, 1
     rows = [OneSided(s, 64).project("a", torch.cat([first, second])) for s in range(40)]

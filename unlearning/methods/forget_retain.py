@@ -30,7 +30,8 @@ import torch
 
 from trainer.data import BatchPlan, pack
 from trainer.inputs import initial_model, load_excluded, load_selection, open_store
-from trainer.objective import LanguageModelling, cross_entropy_sum, label_count
+from trainer.likelihood import cross_entropy_sum
+from trainer.objective import LanguageModelling, label_count
 from unlearning.errors import PlanError
 from unlearning.people import read_sealed
 from unlearning.probes import FileTokenizer, trained_probes

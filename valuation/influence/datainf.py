@@ -20,6 +20,8 @@ from valuation.errors import GradientError
 from valuation.influence.pairing import PASS, preconditioned, watched
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from valuation.influence.pairing import Left, Pass
@@ -51,13 +53,19 @@ def scores(
     Raises:
         GradientError: damping <= 0, or see `valuation.influence.pairing`.
     """
+    solve = solver(model, train, how, damping)
+    method = f"datainf(damping={damping:g})"
+    return preconditioned(model, train, queries, solve, method, per_token=per_token, how=how)
+
+
+def solver(
+    model: nn.Module, train: TokenSet, how: Pass, damping: float = 0.1
+) -> Callable[[Left], Left]:
+    """The function that takes query gradients to r_q / lam; arguments as in `scores`."""
     if not damping > 0:
         raise GradientError(f"damping: expected a number above 0, such as 0.1, got {damping}")
     lam = _ridges(model, train, damping, how)
-    return preconditioned(
-        model, train, queries, lambda left: _solve(model, train, left, lam, how), f"datainf(damping={damping:g})",
-        per_token=per_token, how=how,
-    )  # fmt: skip
+    return lambda left: _solve(model, train, left, lam, how)
 
 
 def _ridges(model: nn.Module, train: TokenSet, damping: float, how: Pass) -> dict[str, float]:

@@ -63,6 +63,31 @@ def scores(
     Raises:
         GradientError: damping <= 0, steps < 0, or factors of other weights or records.
     """
+    solve = solver(
+        model, train, how, damping=damping, steps=steps, factors=factors, curvature=curvature
+    )
+    scores_QN, worst = np.zeros((len(queries.records), len(train.records))), 0.0
+    for places, left in gradient_blocks(model, queries, how):
+        solved, residual = solve(left)
+        scores_QN[places], _ = pair(model, train, solved, how)
+        worst = max(worst, residual) if steps else float("nan")
+    return finish(
+        scores_QN, f"ekfac_cg(damping={damping:g}, steps={steps})", model, train, queries,
+        notes={"residual": f"{worst:.3e}"},
+    )  # fmt: skip
+
+
+def solver(
+    model: nn.Module,
+    train: TokenSet,
+    how: Pass,
+    *,
+    damping: float = 0.1,
+    steps: int = 10,
+    factors: Factors | None = None,
+    curvature: TokenSet | None = None,
+) -> Callable[[Left], tuple[Left, float]]:
+    """The function that takes query gradients to (x, largest relative residual); arguments as in `scores`."""
     if steps < 0:
         raise GradientError(f"steps: expected 0 or more, got {steps}")
     fitted = factors or fit(model, train, how)
@@ -73,22 +98,10 @@ def scores(
     }
 
     def apply(vectors: Mapping[str, Tensor]) -> Left:
-        return {
-            name: values + floor[name] * vectors[name]
-            for name, values in matrix.product(vectors).items()
-        }
+        products = matrix.product(vectors)
+        return {name: values + floor[name] * vectors[name] for name, values in products.items()}
 
-    scores_QN, worst = np.zeros((len(queries.records), len(train.records))), 0.0
-    for places, left in gradient_blocks(model, queries, how):
-        solved, residual = conjugate_gradients(
-            apply, left, lambda v: fitted.solve(v, damping), steps
-        )
-        scores_QN[places], _ = pair(model, train, solved, how)
-        worst = max(worst, residual)
-    return finish(
-        scores_QN, f"ekfac_cg(damping={damping:g}, steps={steps})", model, train, queries,
-        notes={"residual": f"{worst:.3e}"},
-    )  # fmt: skip
+    return lambda left: conjugate_gradients(apply, left, lambda v: fitted.solve(v, damping), steps)
 
 
 def conjugate_gradients(

@@ -50,7 +50,8 @@ def features(
             if name not in found:
                 found[name] = torch.zeros(len(tokens.records), values.shape[1], dtype=torch.float64)
             found[name][torch.from_numpy(place_N)] = values.double().cpu()
-    known = sorted(set().union(*how.mesh.gather({n: v.shape[1] for n, v in found.items()}.items())))
+    widths = how.mesh.gather([(name, values.shape[1]) for name, values in found.items()])
+    known = sorted(set().union(*widths))
     for name, width in known:
         found.setdefault(name, torch.zeros(len(tokens.records), width, dtype=torch.float64))
         found[name] = add_up(how.mesh, found[name])

@@ -45,7 +45,7 @@ Left = dict[str, "Tensor"]
 class Pass:
     """How passes over records are made; only `names` changes what is computed, the rest changes rounding."""
 
-    rows: int = 16
+    rows: int = 32
     """Rows of a batch."""
     names: frozenset[str] | None = None
     """Parameters whose gradients count; None = all trainable ones."""

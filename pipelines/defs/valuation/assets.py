@@ -70,7 +70,7 @@ def owner_values(
     return home.materialize(context, inputs, make, describe.owner_values)
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"parquet"}, owners=OWNERS, name="values")
+@dg.asset(group_name=GROUP, code_version="2", kinds={"parquet"}, owners=OWNERS, name="values")
 def value_table(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result,
     influence: Result, owner_values: Result, evaluation_plan: Result,
@@ -93,7 +93,7 @@ def value_table(
     return home.materialize(context, inputs, make, partial(describe.value_table, site))
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"parquet"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"parquet"}, owners=OWNERS)
 def prices(
     context: dg.AssetExecutionContext, home: HomeResource, values: Result
 ) -> dg.MaterializeResult:

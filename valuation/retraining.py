@@ -1,0 +1,249 @@
+"""One retraining: the rows it reads, the steps it makes, the losses it leaves, the process it runs in.
+
+`valuation.proxy` retrains coalitions of owners and `valuation.subsets` retrains subsets of records;
+both do it with these functions, so that a coalition and the same set of records train alike.
+
+Legend: K live records, R rows, B rows of a batch, T positions, S steps, Q target records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from provenance.canonical import write_atomic
+from trainer.data import IGNORE, Batch, TokenStore
+from valuation.errors import ProxyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from trainer.choices import BatchSpec, OptimSpec
+    from trainer.model import Transformer
+    from trainer.optim import Stateful
+
+IDLE_WORKER_TIMEOUT_S = 60
+Job = TypeVar("Job")
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """The packed rows of one training; gives batches as `trainer.data.BatchPlan` does."""
+
+    rows: Batch
+    """All rows, a whole number of batches, without segments; free places have no label."""
+    batch_rows: int
+    """Rows of one step."""
+    divisor_S: NDArray[np.int64] | None = None
+    """What each step's sum of losses is divided by; None = its own number of labels."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that use every row once."""
+        return len(self.rows.tokens_BT) // self.batch_rows
+
+    def batch(self, step: int) -> Batch:
+        """The rows of one step, 0 <= step < steps."""
+        return self.rows.rows(step * self.batch_rows, (step + 1) * self.batch_rows)
+
+
+def shared_order(live_K: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+    """The order in which *all* records stand in one pass; a subset's order is this one, filtered.
+
+    Args:
+        live_K: indices of the records that any subset may use, ascending.
+        seed: key of the order.
+        epoch: which pass, from 0.
+
+    Returns:
+        The same indices, permuted; for the full set this is the order of `trainer.data.BatchPlan`.
+    """
+    # Same key and same sort as the trainer's, so that the full set trains as a real run would.
+    key = hashlib.sha256(f"dataworth-order-1|{seed}|{epoch}".encode()).digest()
+    words = np.random.Philox(key=int.from_bytes(key[:16], "big")).random_raw(len(live_K))
+    return live_K[np.argsort(words, kind="stable")]
+
+
+def training_rows(
+    store: TokenStore,
+    index_R: NDArray[np.int64],
+    budget: int,
+    batch_rows: int,
+    length: int,
+) -> TrainingRows:
+    """Lay documents end to end, cut the stream after `budget` tokens, and fold it into rows.
+
+    Args:
+        store: the tokens.
+        index_R: records in the order of training, with repeats for several passes.
+        budget: tokens to use at most.
+        batch_rows: rows of one step.
+        length: tokens in a row.
+
+    Returns:
+        Rows with labels inside documents only and positions counted from the start of each piece.
+    """
+    length_R = store.lengths_N[index_R]
+    parts = [np.empty(0, np.int64), *(store.tokens(int(index)) for index in index_R)]
+    token_M = np.concatenate(parts).astype(np.int64)
+    label_M = np.append(token_M[1:], IGNORE)[: len(token_M)]
+    label_M[np.cumsum(length_R) - 1] = IGNORE  # the last token of a document predicts nothing
+    document_M = np.repeat(np.arange(len(index_R)), length_R)
+    used = min(budget, len(token_M))
+    shape = (-(-used // (batch_rows * length)) * batch_rows, length)
+
+    def fold(values_M: NDArray[np.int64], free: int) -> NDArray[np.int64]:
+        row_RT = np.full(shape[0] * length, free, dtype=np.int64)
+        row_RT[:used] = values_M[:used]
+        return row_RT.reshape(shape)
+
+    documents_RT = fold(document_M, -1)
+    first_RT = np.zeros(shape, dtype=np.int64)
+    first_RT[:, 1:] = np.where(documents_RT[:, 1:] != documents_RT[:, :-1], np.arange(1, length), 0)
+    positions_RT = np.arange(length) - np.maximum.accumulate(first_RT, axis=1)
+    rows = Batch(
+        fold(token_M, 0), fold(label_M, IGNORE), positions_RT, documents_RT, ((),) * shape[0]
+    )
+    return TrainingRows(rows=rows, batch_rows=batch_rows)
+
+
+def fit_rows(
+    model: Transformer,
+    rows: TrainingRows,
+    optim: OptimSpec,
+    after: Callable[[int, Transformer, Stateful], None] | None = None,
+) -> None:
+    """Train a model on rows, in their order, every row once.
+
+    Args:
+        model: changed in place.
+        rows: the training.
+        optim: a warm-up longer than a fifth of the steps is cut to it, else the shortest subsets would train with a
+            fraction of the step size.
+        after: called with the number of finished steps, from 0, the model and the optimiser.
+
+    Raises:
+        NumericalError: a loss or gradient that is not finite.
+    """
+    import torch
+
+    from trainer.objective import LanguageModelling
+    from trainer.optim import build_optimizer, learning_rate
+    from trainer.step import train_step
+
+    optim = replace(optim, warmup_steps=min(optim.warmup_steps, rows.steps // 5))
+    optimizer = build_optimizer(model, optim)
+    # The objective asks its plan for batches only, and TrainingRows answers as a BatchPlan does.
+    objective = LanguageModelling(rows)  # type: ignore[arg-type]
+    if after:
+        after(0, model, optimizer)
+    for step in range(rows.steps):
+        optimizer.lr = learning_rate(step, optim, rows.steps)
+        part = objective.batch(step, 0, 1)
+        totals_K = objective.counts(part)
+        if rows.divisor_S is not None:
+            totals_K = torch.tensor([rows.divisor_S[step]], dtype=totals_K.dtype)
+        train_step(model, optimizer, objective, part, totals_K, clip_norm=optim.clip_norm)
+        if after:
+            after(step + 1, model, optimizer)
+
+
+@lru_cache(maxsize=8)  # a worker trains many subsets of one store
+def open_tokens(folder: Path, digest: str | None = None) -> TokenStore:
+    """A token folder, checked once per process; see `trainer.data.TokenStore.open`."""
+    return TokenStore.open(folder, digest)
+
+
+def write_losses(
+    path: Path, key: str, model: Transformer, target: TokenStore, batch: BatchSpec, **counts: int
+) -> float:
+    """Measure the target and write a bank file, atomically.
+
+    Args:
+        path: the file.
+        key: digest of what was trained.
+        model: the trained model.
+        target: its live records are the queries.
+        batch: rows and length of the evaluation.
+        counts: what else the file should say, such as `steps`.
+
+    Returns:
+        Mean nats per target token.
+
+    Raises:
+        ProxyError: the target has nothing to predict.
+    """
+    from trainer.generate import evaluate
+
+    sequences = [target.tokens(int(index)) for index in target.live_N]
+    nll_Q, tokens_Q = evaluate(model, sequences, batch.rows, batch.length)
+    if not tokens_Q.sum():
+        raise ProxyError("target: expected records of 2 or more tokens, got nothing to predict")
+    arrays: dict[str, Any] = {name: np.array(count) for name, count in counts.items()}
+    buffer = io.BytesIO()
+    np.savez(
+        buffer, key=np.array(key), nll_Q=nll_Q, tokens_Q=tokens_Q, index_Q=target.live_N, **arrays
+    )
+    write_atomic(path, buffer.getvalue())
+    return float(nll_Q.sum() / tokens_Q.sum())
+
+
+def in_processes(
+    function: Callable[[Job], Done], jobs: Sequence[Job], processes: int
+) -> Iterator[Done]:
+    """Results in the order in which they end; one process works in this one."""
+    if processes == 1 or len(jobs) < 2:
+        yield from map(function, jobs)
+        return
+    import joblib
+
+    with joblib.parallel_config(
+        backend="loky", inner_max_num_threads=1, idle_worker_timeout=IDLE_WORKER_TIMEOUT_S,
+    ):  # fmt: skip
+        parallel = joblib.Parallel(
+            n_jobs=min(processes, len(jobs)), return_as="generator_unordered", pre_dispatch="all"
+        )
+        yield from parallel(joblib.delayed(function)(job) for job in jobs)
+
+
+class one_thread:  # noqa: N801 - reads as a statement
+    """One thread for torch inside; the order of sums, and so the bank, doesn't depend on the number of processes."""
+
+    def __enter__(self) -> None:
+        """Remember the number of threads."""
+        import torch
+
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        """Put it back."""
+        import torch
+
+        torch.set_num_threads(self._threads)
+
+
+@lru_cache(maxsize=1)  # one watcher per process
+def follow_parent(parent: int) -> None:
+    """Let a worker end with the process that started it, also when that was killed without a word."""
+    if os.getpid() == parent:
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)  # bank files are written atomically: nothing can be half done
+
+    threading.Thread(target=watch, daemon=True).start()
