@@ -33,23 +33,26 @@ import hashlib
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from provenance.canonical import write_atomic
+from trainer.checkpoint import model_state
 from trainer.data import BatchPlan, TokenStore, pack
 from trainer.errors import EXIT_DONE, SpecError
 from trainer.guard import EVENTS_FILE, SpikeGuard, append_event
 from trainer.inputs import batch_plan, initial_model
 from trainer.journal import RESULT_FILE, write_result
+from trainer.manifest import manifest_of
 from trainer.mesh import Mesh
 from trainer.metrics import ProgressWriter
 from trainer.microbatch import MicroBatches
 from trainer.objective import LanguageModelling
 from trainer.optim import build_optimizer, learning_rate
 from trainer.root import state_root
+from trainer.saver import Saver
 from trainer.spec import run_digest
 from trainer.step import StepReport, train_step
 from valuation.capture import Capture
@@ -76,6 +79,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trainer.data import Batch
+    from trainer.model import Transformer
     from trainer.spec import OptimSpec, RunSpec
 
 # Rounding of float32 sums is near 1e-5 of the credits' size; a missed use of a parameter is near 1.
@@ -313,7 +317,7 @@ def train(run: RunSpec, directory: Path) -> int:
             rows of a batch, at least 1) and `forms` (list, see `valuation.credit`; the first is the main one).
         directory: the run's folder; progress.jsonl, residuals.jsonl, influence.parquet, events.jsonl of a
             guard and, last, result.json are written there. A run that was stopped starts anew and gives the
-            same numbers.
+            same numbers. The trained weights stand in step-N, a checkpoint of weights alone.
 
     Returns:
         EXIT_DONE.
@@ -356,11 +360,36 @@ def train(run: RunSpec, directory: Path) -> int:
             )  # fmt: skip
         os.fsync(residuals.fileno())
     write_atomic(directory / INFLUENCE_FILE, ledger.parquet())
+    root = _save(run, model, directory)
     write_result(
-        directory, _result(run, model, ledger, done.report.loss, target_store.digest)
-        | {"target_labels": sum(part.num_labels for part in target)},
-    )  # fmt: skip
+        directory,
+        {
+            "run": run.run,
+            "kind": run.kind,
+            "status": "done",
+            "steps": run.steps,
+            "final_loss": done.report.loss,
+            "checkpoint": f"step-{run.steps}",
+            "checkpoint_root": root,
+            "run_digest": run_digest(run),
+            "tokens_digest": run.tokens_digest,
+            "target_digest": target_store.digest,
+            "target_labels": sum(part.num_labels for part in target),
+            "unit": "nat",
+            "forms": ",".join(ledger.forms),
+            "skipped": sum(not line.updated for line in ledger.residuals),
+            **ledger.sums(),
+        },
+    )
     return EXIT_DONE
+
+
+def _save(run: RunSpec, model: Transformer, directory: Path) -> str:
+    """Keep the trained weights, for whoever scores records at them; returns their root."""
+    weights = model_state(model)
+    root = state_root(weights)
+    Saver(directory, Mesh(), 1).save(manifest_of(run, run.steps, root, len(weights)), weights)
+    return root
 
 
 def _settings(run: RunSpec) -> tuple[int, tuple[Form, ...]]:
@@ -388,26 +417,3 @@ def _settings(run: RunSpec) -> tuple[int, tuple[Form, ...]]:
             "keep their credit; expected skip"
         )
     return num_rows, check_forms(extra.get("forms", list(DEFAULT_FORMS)))
-
-
-def _result(
-    run: RunSpec, model: nn.Module, ledger: Ledger, final_loss: float, target_digest: str
-) -> dict[str, Any]:
-    """result.json: what the run was, and its books."""
-    parameters = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-    return {
-        "run": run.run,
-        "kind": run.kind,
-        "status": "done",
-        "steps": run.steps,
-        "final_loss": final_loss,
-        "checkpoint_root": "none",
-        "model_root": state_root(parameters),
-        "run_digest": run_digest(run),
-        "tokens_digest": run.tokens_digest,
-        "target_digest": target_digest,
-        "unit": "nat",
-        "forms": ",".join(ledger.forms),
-        "skipped": sum(not line.updated for line in ledger.residuals),
-        **ledger.sums(),
-    }

@@ -49,7 +49,7 @@ def influence(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
-    """First-order In-Run Data Shapley per record: each record's share of the fall in target loss inside one training run."""
+    """Per record: in-run credit for the fall of the target's loss in one training, and EK-FAC influence at its last weights."""
     site = home.site()
     inputs = steps.influence_inputs(site, tokens, target, evaluation_plan)
     run = launcher(context, pipes)
