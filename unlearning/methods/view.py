@@ -33,6 +33,8 @@ class View:
     """Residual stream after the chosen layers."""
     reference_LSD: Tensor | None = None
     """The original's, cached once."""
+    anchor_LD: Tensor | None = None
+    """Mean of the original's states over all forgotten records, the same on every process."""
     preferred_N: Tensor | None = None
     """Log-ratio to the original of each record's preferred answer, nats (preference methods)."""
 
