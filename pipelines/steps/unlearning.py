@@ -27,6 +27,7 @@ Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
 UNLEARN_LR = "0.001"  # smaller steps hide the numbers from questions only: fine-tuning brings them back (unlearning/README)
+NPO_ENTRY = "unlearning.methods.npo:run"
 NO_REQUEST = "no erasure request names a record of this corpus version"
 
 
@@ -225,7 +226,23 @@ def gold_checkpoint(
 
 def method_inputs(site: "Site") -> dict[str, Any]:
     """Settings of the approximate method."""
-    return {"method": "npo", "steps": site.size.unlearn_steps, "lr": UNLEARN_LR}
+    return {"method": method_of(site), "steps": site.size.unlearn_steps, "lr": UNLEARN_LR}
+
+
+def method_of(site: "Site") -> str:
+    """The configured method.
+
+    Raises:
+        RequestError: There is none of this name.
+    """
+    from unlearning.methods import METHODS
+
+    method = site.config.erasure.method
+    if method not in METHODS:
+        raise RequestError(
+            f"[erasure] method: expected one of {', '.join(METHODS)}, got {method!r}"
+        )
+    return method
 
 
 def unlearned_checkpoint(
@@ -237,17 +254,22 @@ def unlearned_checkpoint(
         return none
     anywhere = site.home.runs / "any"
     sealed = _sealed_paths(site, erasure, anywhere)
+    method = method_of(site)
+    named = {} if method == "npo" else {"method": method}
     job = model_job(
-        site, plan, training_plan, kind="unlearn", entry="unlearning.methods.npo:run", steps=site.size.unlearn_steps, lr=UNLEARN_LR,
+        site, plan, training_plan, kind="unlearn", entry=NPO_ENTRY if method == "npo" else "unlearning.methods.objective:run", steps=site.size.unlearn_steps, lr=UNLEARN_LR,
         seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
         init=site.home.path / checkpoint["checkpoint"], init_root=checkpoint["root"],
-        extra={"sealed": sealed, "tokenizer": relative(site.home.tokenizer_path, anywhere)},
+        extra={"sealed": sealed, "tokenizer": relative(site.home.tokenizer_path, anywhere), **named},
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "test_digest")
     started(site, directory, plan)
     values = finished(site, directory, run(directory, job.world))
     _enter_all(site, erasure, "unlearned")
-    return values["root"], values | {"method": "NPO with a retain term", "skipped": ""}
+    return values["root"], values | {
+        "method": "NPO with a retain term" if method == "npo" else method,
+        "skipped": "",
+    }
 
 
 def _sealed_paths(site: "Site", erasure: "Result", anywhere: Path) -> dict[str, str]:
