@@ -20,6 +20,8 @@ def interval(line, digits=3):
     """Estimate and interval in words."""
     if line is None or line["estimate"] is None:
         return "not measured"
+    if line["low"] is None:
+        return f"{line['estimate']:.{digits}g}"
     numbers = (line["estimate"], line["low"], line["high"])
     return "{:.{d}f} ({:.{d}f} to {:.{d}f})".format(*numbers, d=digits)
 
