@@ -54,7 +54,7 @@ accept: install ## an acceptance study: STUDY=name
 
 peers: ## the peers' own environment, for `make bench`
 	python3 -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet datasketch numpy pymerkle==7.0.0
+	.venv-peers/bin/python -m pip install --quiet datasketch numpy pymerkle==7.0.0 pydvl==0.10.0
 
 clean: ## remove the environment and the home
 	rm -rf $(VENV) .venv-peers .dataworth build *.egg-info

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from valuation.groups import OwnerGroup, owner_groups
     from valuation.information import Information, measure_information
     from valuation.intervals import GroupValues, value_rows
+    from valuation.knn import KnnValues, knn_shapley
     from valuation.orders import (
         Orders,
         coalitions_needed,
@@ -57,7 +58,9 @@ if TYPE_CHECKING:
     )
     from valuation.quality import Quality, text_quality
     from valuation.result import NanoRow, ValueRow, apportion, to_nano, values_frame
+    from valuation.samplers import Sampler, log_banzhaf, log_shapley
     from valuation.selection import selection_weights
+    from valuation.semivalues import Memo, SampledValues, log_beta, sample_values
     from valuation.shapley import (
         banzhaf_weights,
         beta_weights,
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
         shapley_with_interval,
     )
     from valuation.shingles import shingle_hashes, token_hashes
+    from valuation.stopping import Stopping, Tally
 
 _HOME = {
     "clusters": ("Clusters", "cluster", "minhash"),
@@ -94,6 +98,7 @@ _HOME = {
     "groups": ("OwnerGroup", "owner_groups"),
     "information": ("Information", "measure_information"),
     "intervals": ("GroupValues", "value_rows"),
+    "knn": ("KnnValues", "knn_shapley"),
     "orders": (
         "Orders",
         "coalitions_needed",
@@ -115,6 +120,9 @@ _HOME = {
     ),
     "quality": ("Quality", "text_quality"),
     "result": ("NanoRow", "ValueRow", "apportion", "to_nano", "values_frame"),
+    "samplers": ("Sampler", "log_banzhaf", "log_shapley"),
+    "semivalues": ("Memo", "SampledValues", "log_beta", "sample_values"),
+    "stopping": ("Stopping", "Tally"),
     "shingles": ("shingle_hashes", "token_hashes"),
     "selection": ("selection_weights",),
     "shapley": (
@@ -139,6 +147,8 @@ __all__ = [
     "GroupError",
     "GroupValues",
     "Information",
+    "KnnValues",
+    "Memo",
     "NanoRow",
     "Orders",
     "OwnerGroup",
@@ -150,6 +160,10 @@ __all__ = [
     "ProxyError",
     "Quality",
     "ResultError",
+    "SampledValues",
+    "Sampler",
+    "Stopping",
+    "Tally",
     "TokensError",
     "UtilityError",
     "ValuationError",
@@ -169,6 +183,10 @@ __all__ = [
     "exact_shapley",
     "first_in_cluster",
     "folds",
+    "knn_shapley",
+    "log_banzhaf",
+    "log_beta",
+    "log_shapley",
     "measure_information",
     "minhash",
     "owner_groups",
@@ -178,6 +196,7 @@ __all__ = [
     "rule_digest",
     "rule_document",
     "sample_orders",
+    "sample_values",
     "sampled_shapley",
     "sampled_with_interval",
     "selection_weights",
