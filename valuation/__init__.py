@@ -37,6 +37,15 @@ if TYPE_CHECKING:
     from valuation.information import Information, measure_information
     from valuation.intervals import GroupValues, value_rows
     from valuation.knn import KnnValues, knn_shapley
+    from valuation.lots import (
+        Lots,
+        content_axis,
+        cut_lots,
+        lot_gains,
+        lot_shares,
+        owner_intervals,
+        purity,
+    )
     from valuation.orders import (
         Orders,
         coalitions_needed,
@@ -55,6 +64,7 @@ if TYPE_CHECKING:
         prices_frame,
         rule_digest,
         rule_document,
+        values_of_lots,
     )
     from valuation.quality import Quality, text_quality
     from valuation.result import NanoRow, ValueRow, apportion, to_nano, values_frame
@@ -99,6 +109,15 @@ _HOME = {
     "information": ("Information", "measure_information"),
     "intervals": ("GroupValues", "value_rows"),
     "knn": ("KnnValues", "knn_shapley"),
+    "lots": (
+        "Lots",
+        "content_axis",
+        "cut_lots",
+        "lot_gains",
+        "lot_shares",
+        "owner_intervals",
+        "purity",
+    ),
     "orders": (
         "Orders",
         "coalitions_needed",
@@ -117,6 +136,7 @@ _HOME = {
         "prices_frame",
         "rule_digest",
         "rule_document",
+        "values_of_lots",
     ),
     "quality": ("Quality", "text_quality"),
     "result": ("NanoRow", "ValueRow", "apportion", "to_nano", "values_frame"),
@@ -148,6 +168,7 @@ __all__ = [
     "GroupValues",
     "Information",
     "KnnValues",
+    "Lots",
     "Memo",
     "NanoRow",
     "Orders",
@@ -176,6 +197,8 @@ __all__ = [
     "bigram_surprisal",
     "cluster",
     "coalitions_needed",
+    "content_axis",
+    "cut_lots",
     "deflate_bytes",
     "empirical_entropy",
     "exact_banzhaf",
@@ -187,12 +210,16 @@ __all__ = [
     "log_banzhaf",
     "log_beta",
     "log_shapley",
+    "lot_gains",
+    "lot_shares",
     "measure_information",
     "minhash",
     "owner_groups",
+    "owner_intervals",
     "owner_values",
     "price",
     "prices_frame",
+    "purity",
     "rule_digest",
     "rule_document",
     "sample_orders",
@@ -210,6 +237,7 @@ __all__ = [
     "unanimity",
     "value_rows",
     "values_frame",
+    "values_of_lots",
     "voting",
 ]
 

@@ -62,7 +62,7 @@ def owner_values(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, clusters: Result, tokens: Result, target: Result, evaluation_plan: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
-    """Shapley value of every owner group by retraining the proxy on its coalitions, with standard errors over the target."""
+    """Shapley value of every lot of records by retraining the proxy on coalitions, and the owners' shares, with errors over the target."""
     site = home.site()
     inputs = steps.owner_values_inputs(site, clusters, tokens, target, evaluation_plan)
     run = launcher(context, pipes)
@@ -78,14 +78,13 @@ def value_table(
     """All values in one table, in integer nano-nats with errors, counts, method and plan; hashed into the ledger."""
     site = home.site()
     inputs = {
-        "clusters": clusters.data_version, "influence": influence.data_version,
+        "clusters": clusters.data_version, "tokens": tokens.data_version, "influence": influence.data_version,
         "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"],
     }  # fmt: skip
     make = partial(
         pricing.value_table,
         site,
         corpus,
-        tokens,
         influence,
         owner_values,
         evaluation_plan,
