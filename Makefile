@@ -59,6 +59,9 @@ peers: ## the peers' own environment, for `make bench` and `make accept`
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/benchmarks/peers.txt
 	.venv-peers/bin/python -c 'import bergson, dattri.algorithm, kronfluence.analyzer, trak'
+# pydvl 0.10 wants numpy 1.
+	python3 -m venv .venv-pydvl
+	.venv-pydvl/bin/python -m pip install --quiet --disable-pip-version-check pydvl==0.10.0
 
 clean: ## remove the environment and the home
-	rm -rf $(VENV) .venv-peers .dataworth build *.egg-info
+	rm -rf $(VENV) .venv-peers .venv-pydvl .dataworth build *.egg-info

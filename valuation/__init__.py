@@ -36,6 +36,16 @@ if TYPE_CHECKING:
     from valuation.groups import OwnerGroup, owner_groups
     from valuation.information import Information, measure_information
     from valuation.intervals import GroupValues, value_rows
+    from valuation.knn import KnnValues, knn_shapley
+    from valuation.lots import (
+        Lots,
+        content_axis,
+        cut_lots,
+        lot_gains,
+        lot_shares,
+        owner_intervals,
+        purity,
+    )
     from valuation.orders import (
         Orders,
         coalitions_needed,
@@ -54,10 +64,13 @@ if TYPE_CHECKING:
         prices_frame,
         rule_digest,
         rule_document,
+        values_of_lots,
     )
     from valuation.quality import Quality, text_quality
     from valuation.result import NanoRow, ValueRow, apportion, to_nano, values_frame
+    from valuation.samplers import Sampler, log_banzhaf, log_shapley
     from valuation.selection import selection_weights
+    from valuation.semivalues import Memo, SampledValues, log_beta, sample_values
     from valuation.shapley import (
         banzhaf_weights,
         beta_weights,
@@ -68,6 +81,7 @@ if TYPE_CHECKING:
         shapley_with_interval,
     )
     from valuation.shingles import shingle_hashes, token_hashes
+    from valuation.stopping import Stopping, Tally
 
 _HOME = {
     "clusters": ("Clusters", "cluster", "minhash"),
@@ -94,6 +108,16 @@ _HOME = {
     "groups": ("OwnerGroup", "owner_groups"),
     "information": ("Information", "measure_information"),
     "intervals": ("GroupValues", "value_rows"),
+    "knn": ("KnnValues", "knn_shapley"),
+    "lots": (
+        "Lots",
+        "content_axis",
+        "cut_lots",
+        "lot_gains",
+        "lot_shares",
+        "owner_intervals",
+        "purity",
+    ),
     "orders": (
         "Orders",
         "coalitions_needed",
@@ -112,9 +136,13 @@ _HOME = {
         "prices_frame",
         "rule_digest",
         "rule_document",
+        "values_of_lots",
     ),
     "quality": ("Quality", "text_quality"),
     "result": ("NanoRow", "ValueRow", "apportion", "to_nano", "values_frame"),
+    "samplers": ("Sampler", "log_banzhaf", "log_shapley"),
+    "semivalues": ("Memo", "SampledValues", "log_beta", "sample_values"),
+    "stopping": ("Stopping", "Tally"),
     "shingles": ("shingle_hashes", "token_hashes"),
     "selection": ("selection_weights",),
     "shapley": (
@@ -139,6 +167,9 @@ __all__ = [
     "GroupError",
     "GroupValues",
     "Information",
+    "KnnValues",
+    "Lots",
+    "Memo",
     "NanoRow",
     "Orders",
     "OwnerGroup",
@@ -150,6 +181,10 @@ __all__ = [
     "ProxyError",
     "Quality",
     "ResultError",
+    "SampledValues",
+    "Sampler",
+    "Stopping",
+    "Tally",
     "TokensError",
     "UtilityError",
     "ValuationError",
@@ -162,6 +197,8 @@ __all__ = [
     "bigram_surprisal",
     "cluster",
     "coalitions_needed",
+    "content_axis",
+    "cut_lots",
     "deflate_bytes",
     "empirical_entropy",
     "exact_banzhaf",
@@ -169,15 +206,24 @@ __all__ = [
     "exact_shapley",
     "first_in_cluster",
     "folds",
+    "knn_shapley",
+    "log_banzhaf",
+    "log_beta",
+    "log_shapley",
+    "lot_gains",
+    "lot_shares",
     "measure_information",
     "minhash",
     "owner_groups",
+    "owner_intervals",
     "owner_values",
     "price",
     "prices_frame",
+    "purity",
     "rule_digest",
     "rule_document",
     "sample_orders",
+    "sample_values",
     "sampled_shapley",
     "sampled_with_interval",
     "selection_weights",
@@ -191,6 +237,7 @@ __all__ = [
     "unanimity",
     "value_rows",
     "values_frame",
+    "values_of_lots",
     "voting",
 ]
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BANK_FORMAT = 1
 MAX_GROUPS = 53  # a coalition is an integer in committed JSON, exact up to 2**53 everywhere
 RESULT_FILE = "result.json"
-_EXTRA = {"groups", "coalitions", "target", "target_digest", "jobs", "epochs"}
+_EXTRA = {"groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ class ProxyPlan:
     """Processes that train at the same time."""
     epochs: int = 1
     """Passes over a coalition's records."""
+    lots: tuple[Path, str] | None = None
+    """A file of one int64 per record, its group or -1, and the SHA-256 it must have; None = groups are owners."""
 
     def __post_init__(self) -> None:
         """Refuse what can't be meant.
@@ -102,7 +104,8 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
     Args:
         extra: `run.config.extra`: `groups`, a JSON file `{"groups": [{"id", "owners": [..]}]}`, and
             `target`, a token folder, both absolute or relative to the run's folder; optional `coalitions`
-            (list of bitmasks, here or in the groups file; without it all of them), `target_digest`, `jobs`, `epochs`.
+            (list of bitmasks, here or in the groups file; without it all of them), `target_digest`, `jobs`, `epochs`;
+            `lots`, `[file, sha256]`: groups are lots of records, whoever owns them (then "owners" are the lots' own names).
         directory: folder of the run.
 
     Returns:
@@ -139,6 +142,7 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
         target_digest=extra.get("target_digest"),
         jobs=int(extra.get("jobs", 1)),
         epochs=int(extra.get("epochs", 1)),
+        lots=(directory / extra["lots"][0], str(extra["lots"][1])) if "lots" in extra else None,
     )
 
 
@@ -159,8 +163,36 @@ def bank_key(settings: Mapping[str, Any], plan: ProxyPlan, coalition: int) -> st
         "epochs": plan.epochs,
         "players": list(plan.owners(plan.everyone)),
         "owners": list(plan.owners(coalition)),
-    }
+    } | ({"lots": plan.lots[1]} if plan.lots else {})
     return hashlib.sha256(jcs(body)).hexdigest()
+
+
+def read_lots(plan: ProxyPlan, num_records: int) -> NDArray[np.int64] | None:
+    """Group of each record where groups are lots, else None.
+
+    Args:
+        plan: names the file and its digest.
+        num_records: records of the tokens.
+
+    Returns:
+        One group or -1 per record.
+
+    Raises:
+        ProxyError: another file than the one named, or not one entry in -1 .. groups - 1 per record.
+    """
+    if plan.lots is None:
+        return None
+    path, digest = plan.lots
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest:
+        raise ProxyError(f"{path.name}: expected SHA-256 {digest}, got {found}")
+    lot_N = np.frombuffer(data, dtype="<i8").astype(np.int64)
+    if len(lot_N) != num_records or not -1 <= lot_N.min() <= lot_N.max() < len(plan.groups):
+        raise ProxyError(
+            f"{path.name}: expected {num_records} entries in -1 .. {len(plan.groups) - 1}, got {len(lot_N)}"
+        )
+    return lot_N
 
 
 def bank_file(directory: Path, name: int | str) -> Path:

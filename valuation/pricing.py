@@ -27,6 +27,7 @@ Shapes: N records.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from valuation.errors import PricingError
-from valuation.result import NanoRow, apportion
+from valuation.result import NANO, NanoRow, apportion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from valuation.groups import OwnerGroup
+    from valuation.intervals import GroupValues
 
     Integers = NDArray[np.integer]
 
@@ -227,6 +229,75 @@ def owner_values(
     return OwnerValues(tuple(rows), unattributed)
 
 
+def values_of_lots(
+    lot_rows: Sequence[NanoRow],
+    owners: Sequence[str],
+    tokens_OK: Integers,
+    *,
+    records_O: Integers,
+    errors: GroupValues | None = None,
+) -> OwnerValues:
+    """Values of owners from published values of lots: each lot's value by the owners' tokens in it.
+
+    Args:
+        lot_rows: one published row per lot, in the lots' order, all of one method, target and unit.
+        owners: O owner ids, each once.
+        tokens_OK: tokens of each owner in each lot (see `valuation.lots.lot_shares`).
+        records_O: valued records of each owner.
+        errors: standard errors and intervals of the same owners, or None for values without.
+
+    Returns:
+        Rows of owners that sum to the rows of the lots exactly; nothing is left to nobody.
+
+    Raises:
+        PricingError: if rows, owners and tokens don't fit each other, or an owner bears the reserve's name.
+    """
+    tokens_OK = np.asarray(tokens_OK)
+    if tokens_OK.shape != (len(owners), len(lot_rows)) or len(records_O) != len(owners):
+        raise PricingError(
+            f"tokens_OK: expected [{len(owners)}, {len(lot_rows)}], got {list(tokens_OK.shape)}"
+        )
+    if len(set(owners)) != len(owners) or RESERVE in owners:
+        raise PricingError(f"owners: expected each once and none called {RESERVE!r}")
+    if len({(row.method, row.target, row.unit) for row in lot_rows}) != 1:
+        raise PricingError(
+            "lot_rows: expected one method, target and unit; price one list at a time"
+        )
+    total = dict.fromkeys(owners, 0)
+    for row, tokens_O in zip(lot_rows, tokens_OK.T.tolist(), strict=True):
+        sign = -1 if row.value_nano < 0 else 1
+        weights = dict(zip(owners, tokens_O, strict=True))
+        for owner, share in apportion(abs(row.value_nano), weights).items():
+            total[owner] += sign * share
+    first = lot_rows[0]
+    return OwnerValues(
+        tuple(
+            NanoRow(
+                subject_kind="owner",
+                subject_id=owner,
+                method=f"{first.method}.lots",
+                target=first.target,
+                unit=first.unit,
+                value_nano=total[owner],
+                n=int(records_O[place]),
+                **_errors(errors, place, total[owner]),
+            )
+            for place, owner in sorted(enumerate(owners), key=lambda pair: pair[1])
+        )
+    )
+
+
+def _errors(errors: GroupValues | None, place: int, value_nano: int) -> dict[str, int]:
+    """Error columns of one owner, rounded outwards; an interval always holds the rounded value."""
+    if errors is None:
+        return {}
+    return {
+        "se_nano": math.ceil(errors.se_n[place] * NANO),
+        "ci_low_nano": min(math.floor(errors.ci_low_n[place] * NANO), value_nano),
+        "ci_high_nano": max(math.ceil(errors.ci_high_n[place] * NANO), value_nano),
+    }
+
+
 def price(values: OwnerValues, rule: PriceRule) -> PriceList:
     """Share the pool among owners by their positive values.
 
@@ -292,7 +363,7 @@ def rule_document(rule: PriceRule) -> dict[str, Any]:
         "pool_microunits": rule.pool_microunits,
         "currency": rule.currency,
         "reserve_microunits": rule.reserve_microunits,
-        "group_to_owner": "share of first-committed tokens among the valued tokens of the group",
+        "lot_to_owner": "share of first-committed tokens in each lot, summed over lots",
         "inside_a_cluster": "the record with the lowest commit order is paid, copies are not",
         "negative_values": "paid nothing",
         "rounding": "largest remainder, ties to the smaller subject id",

@@ -49,6 +49,7 @@ from valuation.bank import (
     bank_key,
     losses_digest,
     read_bank,
+    read_lots,
     read_plan,
 )
 from valuation.errors import ProxyError
@@ -65,6 +66,7 @@ from valuation.retraining import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
 
@@ -208,15 +210,7 @@ def _rows(job: _Job) -> TrainingRows:
     """The rows of a coalition: the shared order, filtered, up to the coalition's share of the budget."""
     run, plan, batch = job.run, job.plan, job.run.config.batch
     store, live_N = _training_set(run, job.directory)
-    codes = {owner: code for code, owner in enumerate(store.owners)}
-    unknown = sorted({owner for _, owners in plan.groups for owner in owners} - set(codes))
-    if unknown:
-        raise ProxyError(f"groups: no owner {unknown[0]!r} in the tokens; take it out of its group")
-
-    def members(coalition: int) -> NDArray[np.bool_]:
-        wanted = np.array([codes[owner] for owner in plan.owners(coalition)], dtype=np.int64)
-        return np.isin(store.owner_codes_N, wanted)
-
+    members = _membership(store, plan)
     member_N, all_N = members(job.coalition), members(plan.everyone)
     # Integers throughout: the same budget on every machine.
     everything = int(store.lengths_N[live_N[all_N[live_N]]].sum()) * plan.epochs
@@ -226,6 +220,28 @@ def _rows(job: _Job) -> TrainingRows:
     order = [shared_order(live_N, run.seed, epoch) for epoch in range(plan.epochs)]
     index_R = np.concatenate([epoch_N[member_N[epoch_N]] for epoch_N in order])
     return training_rows(store, index_R, budget, batch.rows, batch.length)
+
+
+def _membership(store: TokenStore, plan: ProxyPlan) -> Callable[[int], NDArray[np.bool_]]:
+    """Which records stand in a coalition: those of its owners, or of its lots."""
+    lot_N = read_lots(plan, store.size)
+    if lot_N is not None:
+
+        def in_lots(coalition: int) -> NDArray[np.bool_]:
+            bit_K = np.array([coalition >> bit & 1 for bit in range(len(plan.groups))], dtype=bool)
+            return bit_K[lot_N] & (lot_N >= 0)
+
+        return in_lots
+    codes = {owner: code for code, owner in enumerate(store.owners)}
+    unknown = sorted({owner for _, owners in plan.groups for owner in owners} - set(codes))
+    if unknown:
+        raise ProxyError(f"groups: no owner {unknown[0]!r} in the tokens; take it out of its group")
+
+    def of_owners(coalition: int) -> NDArray[np.bool_]:
+        wanted = np.array([codes[owner] for owner in plan.owners(coalition)], dtype=np.int64)
+        return np.isin(store.owner_codes_N, wanted)
+
+    return of_owners
 
 
 def _training_set(run: RunSpec, directory: Path) -> tuple[TokenStore, NDArray[np.int64]]:

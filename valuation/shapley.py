@@ -28,7 +28,7 @@ Wang and Jia, "Data Banzhaf", 2205.15466.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import comb, lgamma
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,15 +148,9 @@ def beta_weights(num_players: int, alpha: float, beta: float) -> Floats:
 
     Source: Kwon and Zou 2110.14049, equation 5, per coalition instead of per size.
     """
-    if not (alpha > 0 and beta > 0):
-        raise UtilityError(f"alpha, beta: expected both above 0, got {alpha}, {beta}")
+    from valuation.semivalues import log_beta
 
-    def log_b(a: float, b: float) -> float:
-        return lgamma(a) + lgamma(b) - lgamma(a + b)
-
-    sizes = range(num_players)
-    logs = [log_b(s + beta, num_players - 1 - s + alpha) - log_b(alpha, beta) for s in sizes]
-    return np.exp(logs)
+    return np.exp(log_beta(alpha, beta)(num_players))
 
 
 def shapley_with_interval(

@@ -292,22 +292,17 @@ def explain(
                 "standard error, interval",
                 f"{row['se_nano'] / 1e9:.6f}, [{row['ci_low_nano'] / 1e9:.6f}, {row['ci_high_nano'] / 1e9:.6f}]",
             )
-    group = next(
-        (
-            group
-            for group in owner_values["groups"]
-            if subject == group["id"] or subject in group["owners"]
-        ),
-        None,
-    )
-    if group:
+    found = next((owner for owner in owner_values["owners"] if owner["id"] == subject), None)
+    for place, lot in enumerate(owner_values["groups"]):
+        own = found["tokens"][place] if found else lot["tokens"] * (lot["id"] == subject)
+        if own:
+            table.add_row(
+                lot["id"],
+                f"{lot['value']:.6f} ± {lot['se']:.6f} nats; {own:,} of its {lot['tokens']:,} tokens, copies left out",
+            )
+    if found or subject in [lot["id"] for lot in owner_values["groups"]]:
         table.add_row(
-            "group",
-            f"{group['id']}: {len(group['owners'])} owners, {group['tokens']:,} tokens without copies",
-        )
-        table.add_row(
-            "group value",
-            f"{group['value']:.6f} ± {group['se']:.6f} nats, from {owner_values['coalitions']} retrained coalitions",
+            "coalitions", f"{owner_values['coalitions']} retrained, {owner_values['method']}"
         )
         table.add_row(
             "run", f"{owner_values['run']}, seed {plan['seeds']['proxy']} ({plan['seed_rule']})"

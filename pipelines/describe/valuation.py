@@ -88,7 +88,7 @@ def _rows(path: Any) -> int:
 
 
 def owner_values(result: "Result") -> Mapping[str, Any]:
-    """Values of the groups with their intervals."""
+    """Values of lots and owners with their intervals."""
     groups = result["groups"]
     chart = bars_png(
         {group["id"]: group["value"] for group in groups},
@@ -105,9 +105,12 @@ def owner_values(result: "Result") -> Mapping[str, Any]:
         ]
         for group in groups
     ]
+    owners = sorted(result["owners"], key=lambda owner: -owner["value"])
+    own = [[row["id"], sum(row["tokens"]), row["value"], row["low"], row["high"]] for row in owners]
     return {
-        "values": table_md(["group", "owners", "value, nats", "standard error", "low", "high"], rows),
-        "chart": plot_md(chart, "value of each owner group with its interval"),
+        "owners": table_md(["owner", "tokens", "value, nats", "low", "high"], own),
+        "values": table_md(["lot", "owners", "value, nats", "standard error", "low", "high"], rows),
+        "chart": plot_md(chart, "value of each lot with its interval"),
         "method": result["method"], "coalitions": result["coalitions"], "loss, nobody": result["loss_empty"],
         "loss, all": result["loss_all"], "efficiency error": result["efficiency_error"], "run": result["run"],
     }  # fmt: skip
@@ -118,7 +121,7 @@ def value_table(site: "Site", result: "Result") -> Mapping[str, Any]:
     path = site.home.table("values")
     return {
         **table_metadata(result["rows"], parquet_schema(path), "tables/values.parquet"),
-        "ledger entry": result["entry"], "sum of groups, nats": result["group_sum_nano"] / 1e9,
+        "ledger entry": result["entry"], "sum of lots, nats": result["group_sum_nano"] / 1e9,
     }  # fmt: skip
 
 

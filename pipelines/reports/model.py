@@ -133,7 +133,7 @@ class PriceRow:
     subject: str
     price_microunits: int
     value: float | None = None
-    """The subject's share of its group's value, nats; derived, so without an interval of its own."""
+    """The subject's token share of its lots' values, nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import digest_of, versions_of
 from pipelines.steps.ledger import corpus_keys, enter
-from pipelines.steps.tables import parquet, records, token_store
+from pipelines.steps.tables import parquet
 from provenance import write_atomic
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def value_table(
     owner_values: "Result",
     plan: "Result",
 ) -> Made:
-    """One table of every value: records in-run, groups and their owners by Shapley."""
+    """One table of every value: records in-run and by influence, lots and owners by Shapley."""
     import polars as pl
 
     from provenance import values_body
@@ -34,7 +34,7 @@ def value_table(
 
     groups = [
         ValueRow(
-            subject_kind="group", subject_id=group["id"], method=owner_values["method"], target="target_value", unit="nat",
+            subject_kind="lot", subject_id=group["id"], method=owner_values["method"], target="target_value", unit="nat",
             value=group["value"], se=group["se"], ci_low=group["low"], ci_high=group["high"], n=owner_values["target_records"],
         )
         for group in owner_values["groups"]
@@ -49,7 +49,7 @@ def value_table(
     ]  # fmt: skip
     scored = _influence_rows(site, tokens, influence)
     group_rows, record_rows = to_nano(groups), to_nano(in_run)
-    derived = _owners(site, corpus, tokens, owner_values, group_rows)
+    derived = _owners(owner_values, group_rows)
     rows = [*group_rows, *derived.rows, *record_rows]
     plain, at_checkpoint = (
         values_frame(part, plan_digest=plan["digest"], corpus_version=corpus["version"], checkpoint_root=root)
@@ -107,26 +107,24 @@ def _influence_rows(site: "Site", tokens: "Result", influence: "Result") -> "lis
     ]  # fmt: skip
 
 
-def _owners(
-    site: "Site", corpus: "Result", tokens: "Result", owner_values: "Result", group_rows: Any
-) -> "OwnerValues":
-    """Owners' derived values: their share of first-committed tokens in their group."""
+def _owners(owner_values: "Result", lot_rows: Any) -> "OwnerValues":
+    """Owners' values: their tokens in each lot, with the error of the lots they hold."""
     import numpy as np
-    import polars as pl
 
-    from valuation import OwnerGroup, first_in_cluster
-    from valuation import owner_values as derive
+    from valuation import GroupValues, values_of_lots
 
-    frame = records(site, corpus["version"], "owner")
-    index_N = frame["index"].to_numpy()
-    cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
-    groups = [
-        OwnerGroup(id=group["id"], owners=tuple(group["owners"]), tokens=group["tokens"])
-        for group in owner_values["groups"]
-    ]
-    return derive(
-        group_rows, groups, owner_N=frame["owner"].to_list(), tokens_N=token_store(site, tokens).lengths_N[index_N.astype(np.int64)],
-        cluster_N=cluster_N, order_N=index_N, valued_N=first_in_cluster(cluster_N, index_N),
+    owners = owner_values["owners"]
+    column = {
+        name: np.array([owner[name] for owner in owners]) for name in ("value", "se", "low", "high")
+    }
+    errors = GroupValues(
+        values_n=column["value"], se_n=column["se"], ci_low_n=column["low"], ci_high_n=column["high"],
+        total=float(column["value"].sum()), total_se=float("nan"), num_target_records=owner_values["target_records"],
+        level=0.95, method=owner_values["method"],
+    )  # fmt: skip
+    return values_of_lots(
+        lot_rows, [owner["id"] for owner in owners], np.array([owner["tokens"] for owner in owners]),
+        records_O=np.array([owner["records"] for owner in owners]), errors=errors,
     )  # fmt: skip
 
 
@@ -243,13 +241,13 @@ VALUE_FIELDS = (
 
 
 def committed_values(frame: Any) -> list[dict[str, Any]]:
-    """The rows of owners and groups as receipts show them, in the order of the committed tree; what is null is left out."""
-    rows = frame.filter(frame["subject_kind"].is_in(["owner", "group"])).iter_rows(named=True)
+    """The rows of owners and lots as receipts show them, in the order of the committed tree; what is null is left out."""
+    rows = frame.filter(frame["subject_kind"].is_in(["owner", "lot"])).iter_rows(named=True)
     return [{name: row[name] for name in VALUE_FIELDS if row[name] is not None} for row in rows]
 
 
 def value_tree(frame: Any, k_owner: bytes) -> "SumTree":
-    """Merkle-sum tree over the values of owners, with their groups at amount 0."""
+    """Merkle-sum tree over the values of owners, with the lots at amount 0."""
     from provenance import SumTree, keyed, value_leaf
 
     return SumTree(

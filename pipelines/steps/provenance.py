@@ -252,20 +252,19 @@ def receipts(
 
 
 def _values(site: "Site", k_owner: bytes) -> "Callable[[str], list[dict[str, Any]]]":
-    """What a receipt shows of an owner's value: its own row and that of its group, each with its path to the total."""
+    """What a receipt shows of an owner's value: its own row and those of the lots it has tokens in, each with its path to the total."""
     import polars as pl
 
     frame = pl.read_parquet(site.home.table("values"))
     rows, tree = committed_values(frame), value_tree(frame, k_owner)
     valued = latest(site.home.results, "owner_values")
-    group_of = {
-        owner: group["id"]
-        for group in (valued["groups"] if valued else [])
-        for owner in group["owners"]
-    }
+    lots_of: dict[str, set[str]] = {}
+    for lot in valued["groups"] if valued else []:
+        for owner in lot["owners"]:
+            lots_of.setdefault(owner, set()).add(lot["id"])
 
     def shown(owner: str) -> list[dict[str, Any]]:
-        wanted = {("owner", owner), ("group", group_of.get(owner))}
+        wanted = {("owner", owner), *(("lot", lot) for lot in lots_of.get(owner, ()))}
         return [
             value_proof(row, tree, index)
             for index, row in enumerate(rows)

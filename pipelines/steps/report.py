@@ -168,6 +168,7 @@ def _valuation(values: "Result", plan: "Result") -> Valuation:
         notes=(
             "Intervals are over the target's records; the spread over training seeds is not in them.",
             "Copies are left out of every coalition, so that a copier earns nothing.",
+            "The players are lots of records in order of time and content; an owner gets its share of tokens in each, whatever its names.",
         ),
     )  # fmt: skip
 

@@ -178,47 +178,56 @@ def owner_values(
     plan: "Result",
     run: Launch,
 ) -> Made:
-    """Retrain the proxy on the coalitions of owner groups, copies left out, and take the Shapley value."""
+    """Retrain the proxy on the coalitions of lots, copies left out, take their Shapley values, and the owners' shares of them."""
     import numpy as np
     import polars as pl
 
     from valuation import (
         coalitions_needed,
+        content_axis,
+        cut_lots,
         first_in_cluster,
-        owner_groups,
+        lot_gains,
+        lot_shares,
+        owner_intervals,
+        purity,
         sample_orders,
         sampled_with_interval,
         shapley_with_interval,
     )
 
     size = site.size
-    frame = records(site, corpus["version"], "record_id", "owner", "date", "personal")
+    frame = records(
+        site, corpus["version"], "record_id", "fingerprint", "owner", "date", "personal"
+    )
+    flat = _flat(site, corpus, tokens)
     cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
-    store = token_store(site, tokens)
-    first_N = first_in_cluster(cluster_N, frame["index"].to_numpy())
-    lengths_N = store.lengths_N[frame["index"].to_numpy().astype(np.int64)]
-    groups = owner_groups(
-        frame["owner"].to_list(), np.where(first_N, lengths_N, 0).tolist(), frame["date"].to_list(),
-        frame["personal"].to_list(), size.groups,
+    index_N = frame["index"].to_numpy().astype(np.int64)
+    first_N, prints = first_in_cluster(cluster_N, index_N), frame["fingerprint"].to_list()
+    lots = cut_lots(
+        prints, flat["lengths"], frame["date"].to_list(), frame["personal"].to_numpy(), first_N,
+        content_axis(flat["tokens"], flat["offsets"], prints, first_N), size.groups,
     )  # fmt: skip
-    num = len(groups)
+    owners, tokens_OK = lot_shares(lots, frame["owner"].to_list(), flat["lengths"])
+    num = len(lots.ids)
     orders = None
     if num > EXACT_GROUPS:
         orders = sample_orders(
             num, size.permutations, np.random.default_rng(plan["seeds"]["orders"])
         )
     coalitions = coalitions_needed(num, orders)
-    name = digest_of([[group.id, list(group.owners)] for group in groups])[:12]
-    groups_file = site.home.runs / "inputs" / f"groups-{name}.json"
+    lot_of = np.full(token_store(site, tokens).size, -1, dtype="<i8")
+    lot_of[index_N] = lots.lot_N
+    name = sha256(lot_of.tobytes()).hexdigest()
+    groups_file = site.home.runs / "inputs" / f"lots-{name[:12]}.json"
+    lots_file = groups_file.with_suffix(".bin")
     copies = site.home.runs / "inputs" / f"copies-{clusters.data_version[:12]}.txt"
     groups_file.parent.mkdir(parents=True, exist_ok=True)
-    body = {
-        "groups": [{"id": group.id, "owners": list(group.owners)} for group in groups],
-        "coalitions": coalitions,
-    }
+    body = {"groups": [{"id": lot, "owners": [lot]} for lot in lots.ids], "coalitions": coalitions}
     from provenance import jcs
 
     write_atomic(groups_file, jcs(body))
+    write_atomic(lots_file, lot_of.tobytes())
     write_atomic(
         copies,
         "".join(
@@ -233,6 +242,7 @@ def owner_values(
         extra={
             "groups": relative(groups_file, anywhere), "target": relative(site.home.path / target["value_folder"], anywhere),
             "target_digest": target["value_digest"], "jobs": cores() if site.size.world > 1 else 1,
+            "lots": [relative(lots_file, anywhere), name],
         },
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "value_digest")
@@ -241,22 +251,33 @@ def owner_values(
     run(directory, 1)
     bank = {mask: np.load(directory / "bank" / f"{mask}.npz") for mask in coalitions}
     tokens_Q = bank[0]["tokens_Q"]
+    nll = {mask: bank[mask]["nll_Q"] for mask in coalitions}
     if orders is None:
-        nll_CQ = np.stack([bank[mask]["nll_Q"] for mask in range(1 << num)])
-        found = shapley_with_interval(nll_CQ, tokens_Q)
+        found = shapley_with_interval(np.stack([nll[mask] for mask in range(1 << num)]), tokens_Q)
     else:
-        found = sampled_with_interval(
-            {mask: bank[mask]["nll_Q"] for mask in coalitions}, tokens_Q, orders
-        )
+        found = sampled_with_interval(nll, tokens_Q, orders)
+    gains_KQ, order_variance_K = lot_gains(nll, num, orders, tokens_Q)
+    each = owner_intervals(gains_KQ, tokens_OK, tokens_Q, order_variance_K=order_variance_K)
+    valued = pl.Series(lots.lot_N >= 0)
+    records_of = dict(frame.filter(valued).group_by("owner").len().iter_rows())
+    pure_K = purity(tokens_OK)
     loss = {mask: float(bank[mask]["nll_Q"].sum() / tokens_Q.sum()) for mask in coalitions}
     values = {
         "files": [f"runs/{directory.name}/bank"], "run": directory.name, "method": found.method, "coalitions": len(coalitions),
         "groups": [
             {
-                "id": group.id, "owners": list(group.owners), "tokens": group.tokens, "value": float(found.values_n[row]), "se": float(found.se_n[row]),
-                "low": float(found.ci_low_n[row]), "high": float(found.ci_high_n[row]),
+                "id": lot, "owners": [owner for row, owner in enumerate(owners) if tokens_OK[row, place]], "tokens": int(lots.tokens_K[place]),
+                "value": float(found.values_n[place]), "se": float(found.se_n[place]), "low": float(found.ci_low_n[place]),
+                "high": float(found.ci_high_n[place]), "purity": float(pure_K[place]), "personal": bool(lots.personal_K[place]),
             }
-            for row, group in enumerate(groups)
+            for place, lot in enumerate(lots.ids)
+        ],
+        "owners": [
+            {
+                "id": owner, "tokens": tokens_OK[row].tolist(), "records": int(records_of.get(owner, 0)), "value": float(each.values_n[row]),
+                "se": float(each.se_n[row]), "low": float(each.ci_low_n[row]), "high": float(each.ci_high_n[row]),
+            }
+            for row, owner in enumerate(owners)
         ],
         "target_records": int(found.num_target_records), "loss_empty": loss[0], "loss_all": loss[(1 << num) - 1],
         "efficiency_error": float(abs(found.values_n.sum() - (loss[0] - loss[(1 << num) - 1]))),

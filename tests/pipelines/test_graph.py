@@ -121,7 +121,7 @@ def test_values_are_efficient(tiny_home: Path) -> None:
     assert found["efficiency_error"] <= 1e-9
     assert abs(sum(group["value"] for group in found["groups"]) - whole) <= 1e-9
     table = pl.read_parquet(tiny_home / "tables/values.parquet")
-    total = int(table.filter(pl.col("subject_kind") == "group")["value_nano"].sum())
+    total = int(table.filter(pl.col("subject_kind") == "lot")["value_nano"].sum())
     assert total == round(whole * 1e9)
     owners = int(table.filter(pl.col("subject_kind") == "owner")["value_nano"].sum())
     assert owners + sum(values(tiny_home, "values")["unattributed_nano"].values()) == total
@@ -135,7 +135,7 @@ def test_the_value_table_has_the_published_columns(tiny_home: Path) -> None:
         "value_nano": pl.Int64, "se_nano": pl.Int64, "ci_low_nano": pl.Int64, "ci_high_nano": pl.Int64, "n": pl.Int64,
         "plan_digest": pl.String, "corpus_version": pl.String, "checkpoint_root": pl.String,
     }  # fmt: skip
-    assert set(table["subject_kind"]) == {"group", "owner", "record"}
+    assert set(table["subject_kind"]) == {"lot", "owner", "record"}
     assert set(table["unit"]) == {"nat"}
     assert set(table["target"]) == {"target_value"}
     assert set(table["corpus_version"]) == {values(tiny_home, "corpus")["version"]}
@@ -144,7 +144,7 @@ def test_the_value_table_has_the_published_columns(tiny_home: Path) -> None:
     assert {
         name for name, nulls in table.null_count().row(0, named=True).items() if nulls
     } <= nullable
-    groups = table.filter(pl.col("subject_kind") == "group")
+    groups = table.filter(pl.col("subject_kind") == "lot")
     assert groups["se_nano"].null_count() == 0
     assert (groups["ci_low_nano"] <= groups["value_nano"]).all()
     assert (groups["value_nano"] <= groups["ci_high_nano"]).all()

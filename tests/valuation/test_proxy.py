@@ -410,3 +410,35 @@ def test_repeats_and_altered_targets_are_refused(tmp_path):
         retrain(
             dataclasses.replace(run, config=dataclasses.replace(run.config, extra=extra)), tmp_path
         )
+
+
+def test_lots_that_are_owners_train_the_very_same_models(tmp_path):
+    """A file of lots that follows the owners gives, bit for bit, the losses of the groups of those owners."""
+    by_owner, by_lot = tmp_path / "owner", tmp_path / "lot"
+    by_owner.mkdir()
+    by_lot.mkdir()
+    retrain(make_run(by_owner), by_owner)
+    run = make_run(by_lot)
+    store = TokenStore.open(by_lot / "tokens")
+    group_of = {"ada": 0, "ben": 0, "noise": 1, "registry": 2}
+    lot_of = {code: group_of[owner] for code, owner in enumerate(store.owners)}
+    lot_N = np.array([lot_of.get(int(code), -1) for code in store.owner_codes_N], dtype="<i8")
+    (by_lot / "lots.bin").write_bytes(lot_N.tobytes())
+    named = [{"id": f"lot-0{k}", "owners": [f"lot-0{k}"]} for k in range(3)]
+    (by_lot / "groups.json").write_bytes(jcs({"groups": named}))
+    lots = ["lots.bin", hashlib.sha256(lot_N.tobytes()).hexdigest()]
+    extra = {**run.config.extra, "lots": lots}
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, extra=extra))
+    assert retrain(run, by_lot) == 0
+    owners, found = banks(by_owner), banks(by_lot)
+    for mask in range(8):
+        np.testing.assert_array_equal(found[mask]["nll_Q"], owners[mask]["nll_Q"])
+    short = lot_N[1:].tobytes()
+    (by_lot / "short.bin").write_bytes(short)
+    for named_file, message in (
+        (["lots.bin", "0" * 64], "SHA-256"),
+        (["short.bin", hashlib.sha256(short).hexdigest()], "expected 80 entries"),
+    ):
+        config = dataclasses.replace(run.config, extra={**extra, "lots": named_file})
+        with pytest.raises(ProxyError, match=message):
+            retrain(dataclasses.replace(run, config=config), by_lot)

@@ -44,7 +44,7 @@ def quality(
     return home.materialize(context, inputs, partial(steps.quality, site, corpus), describe.quality)
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def influence(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result,
@@ -57,12 +57,12 @@ def influence(
     return home.materialize(context, inputs, make, partial(describe.influence, site))
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def owner_values(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, clusters: Result, tokens: Result, target: Result, evaluation_plan: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
-    """Shapley value of every owner group by retraining the proxy on its coalitions, with standard errors over the target."""
+    """Shapley value of every lot of records by retraining the proxy on coalitions, and the owners' shares, with errors over the target."""
     site = home.site()
     inputs = steps.owner_values_inputs(site, clusters, tokens, target, evaluation_plan)
     run = launcher(context, pipes)
@@ -70,7 +70,7 @@ def owner_values(
     return home.materialize(context, inputs, make, describe.owner_values)
 
 
-@dg.asset(group_name=GROUP, code_version="2", kinds={"parquet"}, owners=OWNERS, name="values")
+@dg.asset(group_name=GROUP, code_version="3", kinds={"parquet"}, owners=OWNERS, name="values")
 def value_table(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result,
     influence: Result, owner_values: Result, evaluation_plan: Result,
@@ -78,7 +78,7 @@ def value_table(
     """All values in one table, in integer nano-nats with errors, counts, method and plan; hashed into the ledger."""
     site = home.site()
     inputs = {
-        "clusters": clusters.data_version, "influence": influence.data_version,
+        "clusters": clusters.data_version, "tokens": tokens.data_version, "influence": influence.data_version,
         "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"],
     }  # fmt: skip
     make = partial(
