@@ -44,7 +44,7 @@ def quality(
     return home.materialize(context, inputs, partial(steps.quality, site, corpus), describe.quality)
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def influence(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result,
@@ -57,7 +57,7 @@ def influence(
     return home.materialize(context, inputs, make, partial(describe.influence, site))
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def owner_values(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, clusters: Result, tokens: Result, target: Result, evaluation_plan: Result,
