@@ -30,14 +30,8 @@ class RecordInfluence:
     value: Estimate
     """Nats per held-out token."""
 
-    @property
-    def distinguishable(self) -> bool:
-        """Whether the interval leaves out 0; without an interval nothing is."""
-        return (
-            self.value.low is not None
-            and self.value.high is not None
-            and (self.value.low > 0 or self.value.high < 0)
-        )
+    distinguishable: bool
+    """Whether it differs from 0 after correction for the number of records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +47,7 @@ class Influence:
     num_records: int
     num_queries: int
     num_distinguishable: int
-    """Records whose interval leaves out 0."""
+    """Records that differ from 0 after correction for their number."""
     heat: tuple[HeatCell, ...]
     helpful: tuple[RecordInfluence, ...]
     """Largest values first."""

@@ -17,6 +17,7 @@ NOTES = (
     "Records are named by id; no text is shown.",
     "Order and sign of the influence are what the method is good for; its scale presumes a training that converged.",
     "The interval is over held-out records: neither the seed of the training nor the error of the method is in it.",
+    "Distinguishable from 0 is what survives Holm's correction over all scored records.",
 )
 
 
@@ -58,4 +59,9 @@ def _row(row: dict[str, Any], result: "Result") -> RecordInfluence:
         high=row["ci_high"],
         n=result["queries"],
     )
-    return RecordInfluence(record=row["record_id"].hex(), owner=row["owner"], value=value)
+    return RecordInfluence(
+        record=row["record_id"].hex(),
+        owner=row["owner"],
+        value=value,
+        distinguishable=row["distinguishable"],
+    )

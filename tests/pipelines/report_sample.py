@@ -168,18 +168,14 @@ def sample() -> ReportData:
             num_distinguishable=38,
             heat=tuple(
                 HeatCell(owner=owner, target_owner=target, value=value)
-                for owner, target, value in (
-                    ("washington", "washington", 3.1e-5),
-                    ("washington", "lincoln", -1.2e-5),
-                    ("adams", "washington", 0.4e-5),
-                    ("adams", "lincoln", 2.2e-5),
-                )
+                for owner, target, value in (("adams", "lincoln", -2.2e-5),)
             ),
             helpful=(
                 RecordInfluence(
                     record=digest(11),
                     owner="adams",
                     value=Estimate(value=0.0731, se=0.0113, low=0.0504, high=0.0958, n=47),
+                    distinguishable=True,
                 ),
             ),
             harmful=(
@@ -187,6 +183,7 @@ def sample() -> ReportData:
                     record=digest(12),
                     owner="washington",
                     value=Estimate(value=-0.0162, se=0.0117, low=-0.0398, high=0.0074, n=47),
+                    distinguishable=False,
                 ),
             ),
             steps=(1, 2, 3),

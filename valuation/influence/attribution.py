@@ -13,8 +13,8 @@ with M the documents of the training: a score is a derivative by the weight of o
 of a mean over M changes that weight by 1/M. Order and sign are what EK-FAC is good for. The scale is that of a converged
 model, which a short training is far from.
 
-The table comes with the ratio estimate's interval over queries (`valuation.intervals`): records whose interval holds 0 are *not
-distinguishable* from 0, and the table says so. What the interval doesn't hold: the seed of the training, and what EK-FAC
+The table comes with the ratio estimate's interval over queries (`valuation.evaluation.record_values`). Records that don't survive
+Holm's correction over all scored ones are *not distinguishable* from 0, and the table says so. What the interval doesn't hold: the seed of the training, and what EK-FAC
 itself misses of a retraining (`valuation.evaluation` measures that).
 
 Legend: Q queries, N records, O owners of records, P owners of queries.
@@ -35,9 +35,9 @@ from trainer.inputs import initial_model, load_excluded, open_store
 from trainer.journal import RESULT_FILE, write_result
 from trainer.spec import run_digest
 from valuation.errors import GradientError
+from valuation.evaluation import record_values
 from valuation.influence import ekfac
 from valuation.influence.scores import TokenSet
-from valuation.intervals import group_values
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -185,15 +185,11 @@ def record_table(scores: Scores, labels_Q: NDArray[np.int64]) -> dict[str, Any]:
     Returns:
         Columns record_id, index, value, se, ci_low, ci_high, distinguishable.
     """
-    gains_NQ = scores.scores_QN.T
-    found = group_values(
-        gains_NQ, gains_NQ.sum(0), labels_Q.astype(np.float64), np.zeros(len(gains_NQ)),
-        level=LEVEL, bootstrap=None, method=METHOD,
-    )  # fmt: skip
+    tokens_Q = labels_Q.astype(np.float64)
+    found = record_values(scores.scores_QN / tokens_Q[:, None], tokens_Q, LEVEL)
     return {
-        "record_id": list(scores.record_ids), "index": scores.train_index_N, "value": found.values_n, "se": found.se_n,
-        "ci_low": found.ci_low_n, "ci_high": found.ci_high_n,
-        "distinguishable": (found.ci_low_n > 0) | (found.ci_high_n < 0),
+        "record_id": list(scores.record_ids), "index": scores.train_index_N, "value": found.value_N, "se": found.se_N,
+        "ci_low": found.low_N, "ci_high": found.high_N, "distinguishable": found.distinct_N,
     }  # fmt: skip
 
 

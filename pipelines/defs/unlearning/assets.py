@@ -102,7 +102,7 @@ def robustness_audit(
     return home.materialize(context, inputs, make, partial(describe.robustness_audit, site))
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"html"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"html"}, owners=OWNERS)
 def report(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, entropy: Result, influence: Result, owner_values: Result,
     prices: Result, checkpoint: Result, evaluation: Result, evaluation_plan: Result, commitment: Result, receipts: Result,
