@@ -180,7 +180,9 @@ def heat_png(part: "Influence", most: int = 12) -> bytes:
 
     rows, columns, values = limited(part.heat, most)
     draw = charts.heat(rows, columns, values, "nats per held-out token (columns: whose records)")
-    return charts.png(draw, charts.row_height(len(rows)) + 0.5)
+    return charts.png(
+        draw, charts.row_height(len(rows)) + 0.5, dpi=80
+    )  # many small texts: keep it light
 
 
 def column_schema(

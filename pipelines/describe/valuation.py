@@ -74,7 +74,7 @@ def influence(site: "Site", result: "Result") -> Mapping[str, Any]:
     return {
         **table_metadata(_rows(path), parquet_schema(path, unique=("record_id",)), result["files"][0]),
         "run": result["run"], "facts": facts_md(facts), **{name: float(value) for name, value in facts.items()},
-        "in-run residual": plot_md(loss_png(curves, "nats per held-out token (up: lowers the loss)"), "true drop, credit and residual by step"),
+        "in-run residual": plot_md(loss_png(curves, "nats per target token"), "true drop, credit and residual by step"),
         "influence map": plot_md(heat_png(part), "mean influence of each owner's records on each owner's held-out records"),
         "most helpful and harmful": table_md(["record", "owner", "influence, nats", "low", "high", "distinguishable from 0"], ends),
         "weights": part.checkpoint_root,

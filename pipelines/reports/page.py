@@ -158,7 +158,7 @@ def _residual(part: Influence) -> Picture:
         "In-run credit against the true drop of the held-out loss, step by step. The residual is what earlier "
         "gradients, weight decay and curvature moved: credits that were not rescaled are no shares of the loss."
     )
-    draw = charts.lines(lines, "step", "nats per held-out token (up: lowers the loss)")
+    draw = charts.lines(lines, "step", "nats per target token (up: better)")
     return _picture(
         draw, "chart-residual", "In-run residual by step", (f"Line chart; {last}.", caption), 2.6
     )
