@@ -27,7 +27,7 @@ OWN = (
     "bm25_tokens", "embedding", "entropy", "random",
 )  # fmt: skip
 THEIRS = (
-    "kronfluence_ekfac", "kronfluence_kfac", "kronfluence_identity", "dattri_dot", "traker", "bergson_cosine",
+    "kronfluence_ekfac", "kronfluence_kfac", "kronfluence_identity", "dattri_dot", "traker", "traker_tuned", "bergson_cosine",
 )  # fmt: skip
 TIMED = {"ekfac": "kronfluence_ekfac", "dot": "dattri_dot", "trak": "traker"}
 ROUNDS = 3
@@ -164,7 +164,7 @@ def compare(name, runs, member_MN, loss_MQ):
         ("ekfac_lds", "ekfac", "kronfluence_ekfac", "0 within the interval, or above it", "requirement", lambda e: e.high >= 0),
         ("cg_above_ekfac", "ekfac_cg", "ekfac", "low > 0", "requirement", lambda e: e.low > 0),
         ("ekfac_above_bm25", "ekfac", "bm25", "low > 0", "hypothesis", lambda e: e.low > 0),
-        ("trak_lds", "trak", "traker", "low > 0", "requirement", lambda e: e.low > 0),
+        ("trak_lds", "trak", "traker_tuned", "low > 0", "requirement", lambda e: e.low > 0),
         ("bergson", "ekfac", "bergson_cosine", "none", "hypothesis", lambda _: None),
     )  # fmt: skip
     for figure_name, one, two, bar, kind, holds in pairs:
