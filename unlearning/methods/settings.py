@@ -1,7 +1,7 @@
 """The one place of hyper-parameters: published defaults by method, and how a run changes them.
 
-Defaults are those of the method's own paper or of its published code (the notes at each line say which). Those that were
-picked by us were picked on a validation split of retained people (`sweep`), never on audited ones.
+Defaults are those of the method's own paper or of its published code (the notes at each line say which). Numbers that a
+run sets differently belong to that run: the demonstration's own were chosen on the people that it audits (README).
 """
 
 from __future__ import annotations
