@@ -106,7 +106,9 @@ def _contents(receipt: dict[str, Any], bodies: dict[str, list[Any]]) -> list[str
         _add_up("payout", owner, price["price_microunits"], receipt["sum_path"], pool)
         share = f"{price['price_microunits']} of {pool['sum_total']} micro-units {price['currency']}"
         facts.append(f"the price is {share}, and all prices add up to it")
-        if worth >= 0:
+        if worth >= 0 and "value_total" not in pool:
+            facts.append(f"the price is by rule {pool['rule']}, which is more than one proportion: dataworth dispute recomputes it")
+        elif worth >= 0:
             total = pool["value_total"]
             gap, rule = abs(price["price_microunits"] * total - pool["payable"] * worth), f"{pool['payable']} x {worth} / {total}"
             _same("table of values under the prices", bodies["values"][0]["table"], pool["values"])
