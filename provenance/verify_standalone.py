@@ -29,10 +29,7 @@ class VerifyError(ValueError):
     """The receipt is not proven; the message says what was expected and what was found."""
 
 def verify_receipt(receipt: dict[str, Any], tlog_proof: str, vkey: str, keys: str | None = None) -> list[str]:
-    """The facts that the files prove, one sentence each; VerifyError if anything in them is not proven.
-
-    Args: the contents of both files, and the log's vkey, or the root key's with the text of its signed list of ``keys``.
-    """
+    """The facts that both files prove to the log's vkey, or the root key's with its signed list ``keys``; VerifyError for what they don't."""
     try:
         facts, bodies = _log(receipt, tlog_proof, vkey, keys)
         return facts + _contents(receipt, bodies)
@@ -100,7 +97,9 @@ def _contents(receipt: dict[str, Any], bodies: dict[str, list[Any]]) -> list[str
         _same("payouts of the corpus version in the log", claim["corpus_version"], pool["corpus_version"])
         _add_up("payout", owner, price["price_microunits"], receipt["sum_path"], pool)
         facts.append(f"the price is {price['price_microunits']} of {pool['sum_total']} micro-units {price['currency']}, and all prices add up to it")
-        if worth >= 0:
+        if worth >= 0 and "value_total" not in pool:
+            facts.append(f"the price is by rule {pool['rule']}, which is more than one proportion: dataworth dispute recomputes it")
+        elif worth >= 0:
             total = pool["value_total"]
             gap, rule = abs(price["price_microunits"] * total - pool["payable"] * worth), f"{pool['payable']} x {worth} / {total}"
             _same("table of values under the prices", bodies["values"][0]["table"], pool["values"])

@@ -53,21 +53,20 @@ if TYPE_CHECKING:
         sampled_shapley,
         sampled_with_interval,
     )
+    from valuation.payouts import corrections, for_sale, price_buyers, why_price
     from valuation.pricing import (
         OwnerValues,
         PriceList,
         PriceRow,
-        PriceRule,
         first_in_cluster,
         owner_values,
         price,
         prices_frame,
-        rule_digest,
-        rule_document,
         values_of_lots,
     )
     from valuation.quality import Quality, text_quality
     from valuation.result import NanoRow, ValueRow, apportion, to_nano, values_frame
+    from valuation.rules import PriceRule, rule_digest, rule_document, rule_sentence
     from valuation.samplers import Sampler, log_banzhaf, log_shapley
     from valuation.selection import selection_weights
     from valuation.semivalues import Memo, SampledValues, log_beta, sample_values
@@ -129,15 +128,14 @@ _HOME = {
         "OwnerValues",
         "PriceList",
         "PriceRow",
-        "PriceRule",
         "first_in_cluster",
         "owner_values",
         "price",
         "prices_frame",
-        "rule_digest",
-        "rule_document",
         "values_of_lots",
     ),
+    "payouts": ("corrections", "for_sale", "price_buyers", "why_price"),
+    "rules": ("PriceRule", "rule_digest", "rule_document", "rule_sentence"),
     "quality": ("Quality", "text_quality"),
     "result": ("NanoRow", "ValueRow", "apportion", "to_nano", "values_frame"),
     "samplers": ("Sampler", "log_banzhaf", "log_shapley"),
@@ -198,6 +196,7 @@ __all__ = [
     "cluster",
     "coalitions_needed",
     "content_axis",
+    "corrections",
     "cut_lots",
     "deflate_bytes",
     "empirical_entropy",
@@ -206,6 +205,7 @@ __all__ = [
     "exact_shapley",
     "first_in_cluster",
     "folds",
+    "for_sale",
     "knn_shapley",
     "log_banzhaf",
     "log_beta",
@@ -218,10 +218,12 @@ __all__ = [
     "owner_intervals",
     "owner_values",
     "price",
+    "price_buyers",
     "prices_frame",
     "purity",
     "rule_digest",
     "rule_document",
+    "rule_sentence",
     "sample_orders",
     "sample_values",
     "sampled_shapley",
@@ -239,6 +241,7 @@ __all__ = [
     "values_frame",
     "values_of_lots",
     "voting",
+    "why_price",
 ]
 
 

@@ -9,13 +9,10 @@ If the coalitions were trained on first-committed records only (`first_in_cluste
 they should be), copies stand in no group's value and change nothing. If copies were trained on,
 they are in the denominator and their part of the value is nobody's: it goes to the reserve.
 
-From owners to prices. With pool P, reserve R and v⁺ = max(0, v),
-
-    price_owner = (P - R) · v⁺_owner / (Σ v⁺ + unattributed),
-
-rounded by the largest remainder, so that all prices and the reserve sum to P to the last
-micro-unit. If no owner has a positive value, nothing is paid and P stays in the reserve, with the
-reason.
+From owners to prices: by a `PriceRule` (`valuation.rules`), in integers and by the largest remainder, so that
+prices, what is held back and the reserve sum to the pool to the last micro-unit. If no owner has a positive value,
+nothing is paid and the pool stays in the reserve, with the reason. Payouts never change; what later values differ by
+is a correction (`corrections`).
 
 So a copier earns nothing, and the names under which one group's records stand make no difference
 beyond rounding (less than one micro-unit per name). What the rule does not do: it can't tell who
@@ -26,16 +23,16 @@ Shapes: N records.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from valuation.errors import PricingError
 from valuation.result import NANO, NanoRow, apportion
+from valuation.rules import PriceRule, rule_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,36 +47,8 @@ if TYPE_CHECKING:
 
 # The row that takes what nobody is paid. No owner may have this name.
 RESERVE = "(reserve)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceRule:
-    """What turns values into prices; its digest is committed before the values are known."""
-
-    pool_microunits: int
-    """What is shared out, in millionths of `currency`, at least 0."""
-    currency: str
-    """ISO 4217 code or another name of 1 to 16 characters."""
-    reserve_microunits: int = 0
-    """What is held back from the pool, between 0 and the pool."""
-
-    def __post_init__(self) -> None:
-        """Refuse a rule that can't be paid.
-
-        Raises:
-            PricingError: for amounts that aren't integers in range, or no currency.
-        """
-        for name in ("pool_microunits", "reserve_microunits"):
-            amount = getattr(self, name)
-            if not isinstance(amount, int) or isinstance(amount, bool) or not 0 <= amount < 2**63:
-                raise PricingError(f"{name}: expected an integer in 0 .. 2^63 - 1, got {amount!r}")
-        if self.reserve_microunits > self.pool_microunits:
-            raise PricingError(
-                f"reserve_microunits: expected at most the pool of {self.pool_microunits}, got "
-                f"{self.reserve_microunits}"
-            )
-        if not 1 <= len(self.currency) <= 16:
-            raise PricingError(f"currency: expected 1 to 16 characters, got {self.currency!r}")
+# The row of what is owed but not due yet; each owner's part stands in its own row.
+HELD = "(held)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +64,18 @@ class OwnerValues:
 
 @dataclass(frozen=True, slots=True)
 class PriceRow:
-    """What one subject is paid."""
+    """What one subject is paid now, and what is held back for it."""
 
     subject: str
     price_microunits: int
     currency: str
     rule_digest: str
+    held_microunits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """All prices of one pool; they and the reserve sum to the pool exactly."""
+    """All prices of one pool; they, what is held back and the reserve sum to the pool exactly."""
 
     rows: tuple[PriceRow, ...]
     """One row per owner, sorted by owner, those who get nothing included."""
@@ -117,6 +87,11 @@ class PriceList:
     """Currency of all amounts."""
     rule_digest: str
     """Digest of the rule (see `rule_document`)."""
+
+    @property
+    def held_microunits(self) -> int:
+        """What is owed but not due yet, all owners together."""
+        return sum(row.held_microunits for row in self.rows)
 
 
 def first_in_cluster(cluster_N: Integers, order_N: Integers) -> NDArray[np.bool_]:
@@ -299,23 +274,23 @@ def _errors(errors: GroupValues | None, place: int, value_nano: int) -> dict[str
 
 
 def price(values: OwnerValues, rule: PriceRule) -> PriceList:
-    """Share the pool among owners by their positive values.
+    """Turn the values of owners into prices by a rule (see `valuation.rules`).
 
     Args:
-        values: values of owners (see `owner_values`); rows made elsewhere work as well.
-        rule: pool, currency and reserve.
+        values: values of owners (see `values_of_lots`); rows made elsewhere work as well.
+        rule: pool, currency, reserve, and how to share.
 
     Returns:
-        Prices and reserve, which sum to the pool exactly.
+        Prices, amounts held back and reserve, which sum to the pool exactly.
 
     Raises:
-        PricingError: if an owner stands twice or bears the name of the reserve.
+        PricingError: if an owner stands twice or bears the name of a reserved row, or has no interval where the rule needs one.
     """
     weights: dict[str, int] = {}
     for row in values.rows:
-        if row.subject_id == RESERVE or row.subject_id in weights:
+        if row.subject_id in (RESERVE, HELD) or row.subject_id in weights:
             raise PricingError(
-                f"expected each owner once and none called {RESERVE!r}, got {row.subject_id!r}"
+                f"expected each owner once and none called {RESERVE!r} or {HELD!r}, got {row.subject_id!r}"
             )
         weights[row.subject_id] = max(0, row.value_nano)
     reasons = []
@@ -323,66 +298,74 @@ def price(values: OwnerValues, rule: PriceRule) -> PriceList:
         reasons.append(f"{rule.reserve_microunits} micro-units are held back by the rule")
     payable = rule.pool_microunits - rule.reserve_microunits
     shares = dict.fromkeys(weights, 0)
-    left = payable
     if any(weights.values()):
-        nobody = sum(max(0, amount) for amount in values.unattributed_nano.values())
-        shares = apportion(payable, weights | {RESERVE: nobody})
-        left = shares.pop(RESERVE)
-        if left:
-            reasons.append(
-                f"{left} micro-units belong to copies of records that others committed first"
-            )
+        shares = _shares(values, weights, payable, rule, reasons)
     elif payable:
         reasons.append(
             f"no owner has a positive value, so nothing is paid and the pool's {payable} micro-units are kept"
         )
+    small = {owner for owner, share in shares.items() if 0 < share < rule.floor_microunits}
+    if small:
+        kept = sum(shares[owner] for owner in small)
+        reasons.append(
+            f"{kept} micro-units of {len(small)} owners are below the floor of {rule.floor_microunits}"
+        )
+        shares |= dict.fromkeys(small, 0)
     digest = rule_digest(rule)
+    rows = []
+    for row in sorted(values.rows, key=lambda row: row.subject_id):
+        share = shares[row.subject_id]
+        due = share if rule.basis == "value" else _due(row, share)
+        rows.append(PriceRow(row.subject_id, due, rule.currency, digest, share - due))
     return PriceList(
-        rows=tuple(
-            PriceRow(owner, shares[owner], rule.currency, digest) for owner in sorted(shares)
-        ),
-        reserve_microunits=rule.reserve_microunits + left,
+        rows=tuple(rows),
+        reserve_microunits=rule.pool_microunits - sum(shares.values()),
         reserve_reasons=tuple(reasons),
         currency=rule.currency,
         rule_digest=digest,
     )
 
 
-def rule_document(rule: PriceRule) -> dict[str, Any]:
-    """The rule as the document that is committed: integers and strings only.
+def _shares(
+    values: OwnerValues, weights: dict[str, int], payable: int, rule: PriceRule, reasons: list[str]
+) -> dict[str, int]:
+    """What each owner is owed; says in `reasons` what stays in the reserve."""
+    nobody = sum(max(0, amount) for amount in values.unattributed_nano.values())
+    gross = sum(weights.values()) + nobody
+    if rule.scheme == "posted":
+        posted = {owner: weight * rule.rate_microunits // NANO for owner, weight in weights.items()}
+        asked = sum(posted.values())
+        if asked <= payable:
+            if asked < payable:
+                reasons.append(
+                    f"{payable - asked} micro-units of the pool are not asked for by the posted price"
+                )
+            return posted
+        reasons.append(
+            f"the posted price asks for {asked} micro-units, so the pool is shared in proportion"
+        )
+    if rule.negative == "offset":
+        net = sum(row.value_nano for row in values.rows) + sum(values.unattributed_nano.values())
+        offset = payable - payable * max(0, net) // gross
+        if offset:
+            reasons.append(f"{offset} micro-units stand for what owners of negative value undid")
+        payable -= offset
+    shares = apportion(payable, weights | {RESERVE: nobody})
+    left = shares.pop(RESERVE)
+    if left:
+        reasons.append(
+            f"{left} micro-units belong to copies of records that others committed first"
+        )
+    return shares
 
-    Args:
-        rule: pool, currency and reserve.
 
-    Returns:
-        A dict that JCS can encode.
-    """
-    return {
-        "format": 1,
-        "kind": "price_rule",
-        "pool_microunits": rule.pool_microunits,
-        "currency": rule.currency,
-        "reserve_microunits": rule.reserve_microunits,
-        "lot_to_owner": "share of first-committed tokens in each lot, summed over lots",
-        "inside_a_cluster": "the record with the lowest commit order is paid, copies are not",
-        "negative_values": "paid nothing",
-        "rounding": "largest remainder, ties to the smaller subject id",
-        "unpaid": "kept in the reserve",
-    }
-
-
-def rule_digest(rule: PriceRule) -> str:
-    """SHA-256 of the JCS bytes of the rule document.
-
-    Args:
-        rule: pool, currency and reserve.
-
-    Returns:
-        64 hex digits.
-    """
-    from provenance import jcs
-
-    return hashlib.sha256(jcs(rule_document(rule))).hexdigest()
+def _due(row: NanoRow, share: int) -> int:
+    """The part of a share that the lower end of the interval vouches for."""
+    if row.ci_low_nano is None:
+        raise PricingError(
+            f"{row.subject_id}: expected an interval, which basis 'lower' pays by, got none; use values of lots"
+        )
+    return share * max(0, min(row.ci_low_nano, row.value_nano)) // max(1, row.value_nano)
 
 
 def prices_frame(prices: PriceList, *, plan_digest: str) -> pl.DataFrame:
@@ -393,20 +376,24 @@ def prices_frame(prices: PriceList, *, plan_digest: str) -> pl.DataFrame:
         plan_digest: digest of the committed valuation plan.
 
     Returns:
-        One line per owner, and one called ``(reserve)`` if anything is left there.
+        One line per owner, and lines ``(held)`` and ``(reserve)`` if anything stands there; owners' own
+        parts of ``(held)`` are in `held_microunits`.
     """
     import polars as pl
 
     rows = [
-        (row.subject, row.price_microunits, row.currency, row.rule_digest) for row in prices.rows
+        (row.subject, row.price_microunits, row.currency, row.rule_digest, row.held_microunits)
+        for row in prices.rows
     ]
-    if prices.reserve_microunits:
-        rows.append((RESERVE, prices.reserve_microunits, prices.currency, prices.rule_digest))
+    for name, amount in ((HELD, prices.held_microunits), (RESERVE, prices.reserve_microunits)):
+        if amount:
+            rows.append((name, amount, prices.currency, prices.rule_digest, 0))
     schema = {
         "subject": pl.String(),
         "price_microunits": pl.Int64(),
         "currency": pl.String(),
         "rule_digest": pl.String(),
+        "held_microunits": pl.Int64(),
     }
     return pl.DataFrame(rows, schema=schema, orient="row").with_columns(
         plan_digest=pl.lit(plan_digest)

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
+# A draw of all rotations costs n (n - 1) + 2 utilities.
+MAX_STRATIFIED = 64
+
+
 class Memo:
     """A utility that computes each coalition once; `known` is what a bank already holds."""
 
@@ -174,7 +178,7 @@ def sample_values(
     *,
     sampler: Sampler | None = None,
     coefficient: Callable[[int], Floats] = log_shapley,
-    round_draws: int = 8,
+    round_draws: int = 2,
     start: SampledValues | None = None,
 ) -> SampledValues:
     """Sample until the rule says stop.
@@ -184,7 +188,7 @@ def sample_values(
         num_players: n, at least 1.
         stopping: when to stop; looked at after each round, and rounds double.
         generator: source of randomness.
-        sampler: how to draw; default antithetic orders.
+        sampler: how to draw; default stratified up to 64 players, antithetic orders above, where n² utilities per draw are many.
         coefficient: which semivalue.
         round_draws: draws of the first round, at least 2.
         start: go on from this result of the same method.
@@ -199,7 +203,8 @@ def sample_values(
         raise UtilityError(
             f"expected num_players >= 1 and round_draws >= 2, got {num_players}, {round_draws}"
         )
-    sampler = sampler or Sampler()
+    if sampler is None:
+        sampler = Sampler(name="stratified" if num_players <= MAX_STRATIFIED else "antithetic")
     memo = utility if isinstance(utility, Memo) else Memo(utility)
     log_weights_n = coefficient(num_players)
     method = f"{sampler.name}:{np.round(log_weights_n, 9).tolist()}"

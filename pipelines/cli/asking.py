@@ -307,6 +307,15 @@ def explain(
         table.add_row(
             "run", f"{owner_values['run']}, seed {plan['seeds']['proxy']} ({plan['seed_rule']})"
         )
+    _add_price(site, subject, table)
+    table.add_row("plan", f"{plan['digest']}, ledger entry {plan['entry']}, before any training")
+    console.print(table)
+
+
+def _add_price(site: "Site", subject: str, table: Table) -> None:
+    """The rows about the price of a subject, if it has one."""
+    import polars as pl
+
     prices = latest(site.home.results, "prices")
     if prices and not prices["skipped"]:
         paid = pl.read_parquet(_table(site, "prices")).filter(pl.col("subject") == subject)
@@ -315,8 +324,21 @@ def explain(
                 "price",
                 f"{paid['price_microunits'][0]:,} of {prices['pool']:,} micro-units {prices['currency']}, ledger entry {prices['entry']}",
             )
-    table.add_row("plan", f"{plan['digest']}, ledger entry {plan['entry']}, before any training")
-    console.print(table)
+            why = _why(site, subject, prices["unattributed_nano"])
+            if why:
+                table.add_row("why this price", why)
+
+
+def _why(site: "Site", owner: str, unattributed_nano: dict[str, int]) -> str:
+    """Why an owner is paid what it is paid; empty for a row that isn't an owner's."""
+    from pipelines.steps.pricing import price_list, rule_of, stored_values
+    from valuation import why_price
+    from valuation.pricing import HELD, RESERVE
+
+    rule, found = rule_of(site), price_list(site, unattributed_nano)
+    if rule is None or found is None or owner in (RESERVE, HELD):
+        return ""
+    return why_price(owner, stored_values(site, unattributed_nano), found, rule)
 
 
 def _explain_run(directory: Path, step: int | None) -> None:

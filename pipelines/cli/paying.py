@@ -1,4 +1,4 @@
-"""Commands about money and space: `payouts`, `gc`."""
+"""Commands about money and space: `payouts`, `dispute`, `gc`."""
 
 import csv
 import sys
@@ -22,7 +22,7 @@ def payouts(
     """Who is paid what by the last run: integers that add up to the pool, with the committed rule's digest."""
     import polars as pl
 
-    from valuation.pricing import RESERVE
+    from valuation.pricing import HELD, RESERVE
 
     site = this_site()
     path = site.home.table("prices")
@@ -35,8 +35,8 @@ def payouts(
         writer = csv.writer(sys.stdout)
         writer.writerow(frame.columns)
         writer.writerows(
-            frame.filter(pl.col("subject") != RESERVE).iter_rows()
-        )  # nobody is paid the reserve
+            frame.filter(~pl.col("subject").is_in([RESERVE, HELD])).iter_rows()
+        )  # nobody is paid the reserve, and what is held back isn't due
         return
     currency = frame["currency"][0]
     table = Table(
@@ -87,4 +87,21 @@ def gc(
         console.print("nothing was removed; dataworth gc --delete removes them")
 
 
-COMMANDS = [payouts, gc]
+def dispute(
+    retrain: Annotated[
+        int, typer.Option(min=0, help="Train this many coalitions again, the smallest first.")
+    ] = 0,
+) -> None:
+    """Recompute values and prices from the committed plan and its bank; the exit code is 1 if anything differs."""
+    from pipelines.steps.disputes import recompute
+
+    findings = recompute(this_site(), retrain)
+    table = Table("what", "as published", "how")
+    for what, holds, how in findings:
+        table.add_row(what, "yes" if holds else "NO", how)
+    console.print(table)
+    if not all(holds for _, holds, _ in findings):
+        raise typer.Exit(1)
+
+
+COMMANDS = [payouts, dispute, gc]

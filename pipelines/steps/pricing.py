@@ -49,7 +49,7 @@ def value_table(
     ]  # fmt: skip
     scored = _influence_rows(site, tokens, influence)
     group_rows, record_rows = to_nano(groups), to_nano(in_run)
-    derived = _owners(owner_values, group_rows)
+    derived = owners_of(owner_values, group_rows)
     rows = [*group_rows, *derived.rows, *record_rows]
     plain, at_checkpoint = (
         values_frame(part, plan_digest=plan["digest"], corpus_version=corpus["version"], checkpoint_root=root)
@@ -107,7 +107,7 @@ def _influence_rows(site: "Site", tokens: "Result", influence: "Result") -> "lis
     ]  # fmt: skip
 
 
-def _owners(owner_values: "Result", lot_rows: Any) -> "OwnerValues":
+def owners_of(owner_values: "Result", lot_rows: Any) -> "OwnerValues":
     """Owners' values: their tokens in each lot, with the error of the lots they hold."""
     import numpy as np
 
@@ -136,6 +136,10 @@ def pricing_inputs(site: "Site") -> dict[str, Any]:
         "pool": -1 if pool is None else pool,
         "currency": pricing.currency,
         "reserve": pricing.reserve_microunits,
+        "rate": pricing.rate_microunits,
+        "floor": pricing.floor_microunits,
+        "negative": pricing.negative,
+        "basis": pricing.basis,
     }
 
 
@@ -147,7 +151,9 @@ def rule_of(site: "Site") -> "PriceRule | None":
     if pricing.pool_microunits is None:
         return None
     return PriceRule(
-        pool_microunits=pricing.pool_microunits, currency=pricing.currency, reserve_microunits=pricing.reserve_microunits
+        pool_microunits=pricing.pool_microunits, currency=pricing.currency, reserve_microunits=pricing.reserve_microunits,
+        scheme="posted" if pricing.rate_microunits else "pool", rate_microunits=pricing.rate_microunits,
+        floor_microunits=pricing.floor_microunits, negative=pricing.negative, basis=pricing.basis,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -159,24 +165,30 @@ def enter_rule(site: "Site") -> int:
     return -1 if rule is None else enter(site, "price_rule", rule_document(rule))
 
 
-def price_list(site: "Site", unattributed_nano: Mapping[str, int]) -> "PriceList | None":
-    """Prices from the stored values by the configured rule: what anyone can recompute."""
+def stored_values(site: "Site", unattributed_nano: Mapping[str, int]) -> "OwnerValues":
+    """The owners' rows of the value table."""
     import polars as pl
 
-    from valuation import NanoRow, OwnerValues, price
+    from valuation import NanoRow, OwnerValues
 
-    rule = rule_of(site)
-    if rule is None:
-        return None
     table = pl.read_parquet(site.home.table("values")).filter(pl.col("subject_kind") == "owner")
     rows = tuple(
         NanoRow(
             subject_kind="owner", subject_id=row["subject_id"], method=row["method"], target=row["target"], unit=row["unit"],
-            value_nano=row["value_nano"], n=row["n"],
+            value_nano=row["value_nano"], se_nano=row["se_nano"], ci_low_nano=row["ci_low_nano"], ci_high_nano=row["ci_high_nano"],
+            n=row["n"],
         )
         for row in table.iter_rows(named=True)
     )  # fmt: skip
-    return price(OwnerValues(rows, unattributed_nano), rule)
+    return OwnerValues(rows, unattributed_nano)
+
+
+def price_list(site: "Site", unattributed_nano: Mapping[str, int]) -> "PriceList | None":
+    """Prices from the stored values by the configured rule: what anyone can recompute."""
+    from valuation import price
+
+    rule = rule_of(site)
+    return None if rule is None else price(stored_values(site, unattributed_nano), rule)
 
 
 def prices(site: "Site", values: "Result") -> Made:
@@ -197,11 +209,14 @@ def prices(site: "Site", values: "Result") -> Made:
     digest = sha256(data).hexdigest()
     tree = payout_tree(frame, corpus_keys(site).k_owner)
     root, total = tree.root
-    payable, value_total = _shared_out(site, values["unattributed_nano"])
     body = prices_body(values["corpus_version"], tree) | {
         "values": values["digest"], "rule": found.rule_digest, "table": digest, "currency": found.currency,
-        "payable": payable, "value_total": value_total,
     }  # fmt: skip
+    rule = rule_of(site)
+    if rule is not None and rule.is_plain:
+        payable, value_total = _shared_out(site, values["unattributed_nano"])
+        body |= {"payable": payable, "value_total": value_total}
+    corrected = _correct(site, found, digest)
     entry = enter(site, "prices", body)
     write_atomic(site.home.table("prices"), data)
     pricing = site.config.pricing
@@ -210,8 +225,40 @@ def prices(site: "Site", values: "Result") -> Made:
         "sum": total, "reserve": found.reserve_microunits, "reserve_reasons": list(found.reserve_reasons),
         "entry": entry, "rule_entry": rule_entry, "rule_before_values": rule_entry < values["entry"],
         "rule_digest": found.rule_digest, "sum_root": root.hex(), "values": values["digest"],
-        "unattributed_nano": dict(values["unattributed_nano"]), "skipped": "",
+        "unattributed_nano": dict(values["unattributed_nano"]), "skipped": "", "held": found.held_microunits, "corrections": corrected,
     }  # fmt: skip
+
+
+def _correct(site: "Site", found: "PriceList", digest: str) -> int:
+    """Enter what the new prices differ by from those that were paid; the earlier entry stays. Number of owners corrected."""
+    import polars as pl
+
+    from provenance import keyed
+    from valuation import PriceList, PriceRow, corrections
+    from valuation.pricing import HELD, RESERVE
+
+    path = site.home.table("prices")
+    if not path.exists():
+        return 0
+    data = path.read_bytes()
+    before_digest = sha256(data).hexdigest()
+    if before_digest == digest:
+        return 0
+    frame = pl.read_parquet(data).filter(~pl.col("subject").is_in([RESERVE, HELD]))
+    if not len(frame) or frame["currency"][0] != found.currency:
+        return 0
+    rows = tuple(
+        PriceRow(row["subject"], row["price_microunits"], row["currency"], row["rule_digest"])
+        for row in frame.iter_rows(named=True)
+    )
+    gaps = corrections(PriceList(rows, 0, (), found.currency, found.rule_digest), found)
+    k_owner = corpus_keys(site).k_owner
+    body = {
+        "before": before_digest, "after": digest, "currency": found.currency,
+        "microunits": {keyed(k_owner, owner.encode()).hex(): gap for owner, gap in gaps.items()},
+    }  # fmt: skip
+    enter(site, "price_correction", body)
+    return len(gaps)
 
 
 def _shared_out(site: "Site", unattributed_nano: Mapping[str, int]) -> tuple[int, int]:

@@ -188,13 +188,16 @@ def _pricing(site: "Site", prices: "Result") -> Any:
         )
         for row in frame.sort("price_microunits", descending=True).iter_rows(named=True)
     )  # fmt: skip
-    rule = "(pool - reserve) shared by positive owner value, largest remainder; what nobody earns stays in the reserve"
+    from pipelines.steps.pricing import rule_of
+    from valuation import rule_sentence
+
+    rule = rule_of(site)
     return Pricing(
         currency=prices["currency"],
         pool_microunits=prices["pool"],
         rows=rows,
         rule_digest=prices["rule_digest"],
-        rule=rule,
+        rule=rule_sentence(rule) if rule else "",
     )
 
 

@@ -165,7 +165,47 @@ def owner_values_inputs(
     """What the owners' values depend on."""
     return influence_inputs(site, tokens, target, plan) | {
         "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
-        "permutations": site.size.permutations,
+        "permutations": site.size.permutations, "licences": sorted(_accepted(site)),
+    }  # fmt: skip
+
+
+def _accepted(site: "Site") -> set[str]:
+    """Licences under which a record may be sold: those of the configuration."""
+    config = site.config
+    return {
+        *config.intake.licences,
+        config.intake.text_licence,
+        *(o.licence for o in config.owners.values()),
+    } - {""}
+
+
+def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
+    """The lots of all records that may be sold, copies left out, and who holds how much of them."""
+    import numpy as np
+    import polars as pl
+
+    from valuation import content_axis, cut_lots, first_in_cluster, for_sale, lot_shares
+
+    frame = records(
+        site, corpus["version"], "record_id", "fingerprint", "owner", "date", "personal", "licence", "consent_train"
+    )  # fmt: skip
+    flat = _flat(site, corpus, tokens)
+    cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
+    index_N = frame["index"].to_numpy().astype(np.int64)
+    prints = frame["fingerprint"].to_list()
+    # The gate comes first: where the first of a cluster may not be sold, a later one that may stands for it.
+    sold_N, held_back = for_sale(
+        frame["licence"].to_list(), frame["consent_train"].to_list(), _accepted(site)
+    )
+    first_N = sold_N.copy()
+    first_N[sold_N] = first_in_cluster(cluster_N[sold_N], index_N[sold_N])
+    lots = cut_lots(
+        prints, flat["lengths"], frame["date"].to_list(), frame["personal"].to_numpy(), first_N,
+        content_axis(flat["tokens"], flat["offsets"], prints, first_N), site.size.groups,
+    )  # fmt: skip
+    owners, tokens_OK = lot_shares(lots, frame["owner"].to_list(), flat["lengths"])
+    return {
+        "frame": frame, "lots": lots, "owners": owners, "tokens_OK": tokens_OK, "first_N": first_N, "index_N": index_N, "held_back": held_back,
     }  # fmt: skip
 
 
@@ -184,11 +224,7 @@ def owner_values(
 
     from valuation import (
         coalitions_needed,
-        content_axis,
-        cut_lots,
-        first_in_cluster,
         lot_gains,
-        lot_shares,
         owner_intervals,
         purity,
         sample_orders,
@@ -197,18 +233,8 @@ def owner_values(
     )
 
     size = site.size
-    frame = records(
-        site, corpus["version"], "record_id", "fingerprint", "owner", "date", "personal"
-    )
-    flat = _flat(site, corpus, tokens)
-    cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
-    index_N = frame["index"].to_numpy().astype(np.int64)
-    first_N, prints = first_in_cluster(cluster_N, index_N), frame["fingerprint"].to_list()
-    lots = cut_lots(
-        prints, flat["lengths"], frame["date"].to_list(), frame["personal"].to_numpy(), first_N,
-        content_axis(flat["tokens"], flat["offsets"], prints, first_N), size.groups,
-    )  # fmt: skip
-    owners, tokens_OK = lot_shares(lots, frame["owner"].to_list(), flat["lengths"])
+    cut = _cut_lots(site, corpus, tokens)
+    frame, lots, owners, tokens_OK = cut["frame"], cut["lots"], cut["owners"], cut["tokens_OK"]
     num = len(lots.ids)
     orders = None
     if num > EXACT_GROUPS:
@@ -217,7 +243,7 @@ def owner_values(
         )
     coalitions = coalitions_needed(num, orders)
     lot_of = np.full(token_store(site, tokens).size, -1, dtype="<i8")
-    lot_of[index_N] = lots.lot_N
+    lot_of[cut["index_N"]] = lots.lot_N
     name = sha256(lot_of.tobytes()).hexdigest()
     groups_file = site.home.runs / "inputs" / f"lots-{name[:12]}.json"
     lots_file = groups_file.with_suffix(".bin")
@@ -231,14 +257,14 @@ def owner_values(
     write_atomic(
         copies,
         "".join(
-            row.hex() + "\n" for row in frame.filter(~pl.Series(first_N))["record_id"]
+            row.hex() + "\n" for row in frame.filter(~pl.Series(cut["first_N"]))["record_id"]
         ).encode(),
     )
     anywhere = site.home.runs / "any"
     steps = -(-size.proxy_tokens // (size.rows * size.length))
     job = Job(
         kind="proxy", entry="valuation.proxy:retrain", network=size.proxy, steps=steps, seed=plan["seeds"]["proxy"],
-        excluded=copies if not first_N.all() else None,
+        excluded=copies if not cut["first_N"].all() else None,
         extra={
             "groups": relative(groups_file, anywhere), "target": relative(site.home.path / target["value_folder"], anywhere),
             "target_digest": target["value_digest"], "jobs": cores() if site.size.world > 1 else 1,
@@ -279,7 +305,7 @@ def owner_values(
             }
             for row, owner in enumerate(owners)
         ],
-        "target_records": int(found.num_target_records), "loss_empty": loss[0], "loss_all": loss[(1 << num) - 1],
+        "held_back": cut["held_back"], "target_records": int(found.num_target_records), "loss_empty": loss[0], "loss_all": loss[(1 << num) - 1],
         "efficiency_error": float(abs(found.values_n.sum() - (loss[0] - loss[(1 << num) - 1]))),
     }  # fmt: skip
     return digest_of([f"{mask}:{value!r}" for mask, value in loss.items()]), values

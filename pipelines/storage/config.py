@@ -73,6 +73,16 @@ class PricingConfig:
     )
     currency: str = _doc("three letters, ISO 4217", "EUR")
     reserve_microunits: int = _doc("kept back from the pool", 0)
+    rate_microunits: int = _doc(
+        "posted price for one nat per target token, at most the pool; 0: share the pool", 0
+    )
+    floor_microunits: int = _doc("smallest amount that is paid out", 0)
+    negative: str = _doc(
+        'values below zero: "nothing" is paid, or they "offset" the pool', "nothing"
+    )
+    basis: str = _doc(
+        'pay by the "value", or by the "lower" end of its interval and hold back the rest', "value"
+    )
 
     def __post_init__(self) -> None:
         """Amounts that can be paid."""
@@ -80,6 +90,12 @@ class PricingConfig:
             raise ConfigError('[pricing] currency is three capital letters, like "EUR"')
         if self.reserve_microunits < 0 or (self.pool_microunits or 0) < 0:
             raise ConfigError("[pricing] amounts are not negative")
+        if min(self.rate_microunits, self.floor_microunits) < 0:
+            raise ConfigError("[pricing] amounts are not negative")
+        if self.negative not in ("nothing", "offset") or self.basis not in ("value", "lower"):
+            raise ConfigError(
+                '[pricing] negative is "nothing" or "offset", basis is "value" or "lower"'
+            )
         if self.pool_microunits is not None and self.reserve_microunits > self.pool_microunits:
             raise ConfigError("[pricing] reserve_microunits is larger than pool_microunits")
         if max(self.pool_microunits or 0, self.reserve_microunits) > MAX_INTEGER:

@@ -15,12 +15,9 @@ from figures import HERE, ROOT, record
 
 PEERS = ROOT / ".venv-pydvl" / "bin" / "python"
 SEEDS = 20
-GAMES = [
-    "shoes",
-    "voting",
-    "weights",
-    "tree",
-]  # its AirportGame can't be made: shapes (9,) and (8,) in its table
+# Its AirportGame can't be made (shapes (9,) and (8,) in its table), and its MinimumSpanningTreeGame's values of 200
+# don't add up to V(all) = 0.
+GAMES = ["shoes", "voting", "weights"]
 SAMPLERS = ["antithetic", "stratified", "regression", "permutation", "reuse"]
 
 
@@ -34,7 +31,6 @@ def measure(name):  # noqa: C901 - one script, run elsewhere
     from pydvl.valuation import ShapleyValuation
     from pydvl.valuation.games import (
         AsymmetricVotingGame,
-        MinimumSpanningTreeGame,
         ShoesGame,
         SymmetricVotingGame,
     )
@@ -50,7 +46,6 @@ def measure(name):  # noqa: C901 - one script, run elsewhere
         "shoes": lambda: (ShoesGame(3, 5), 4000),
         "voting": lambda: (SymmetricVotingGame(12), 4000),
         "weights": lambda: (AsymmetricVotingGame(), 8000),
-        "tree": lambda: (MinimumSpanningTreeGame(100), 4000),
     }[name]()
     truth_n = np.asarray(game.shapley_values().values, dtype=float).ravel()
     game.u._training_data = game.data
@@ -149,15 +144,15 @@ def main():
         ]
         need = {which: reached(traces, np.mean(ends)) for which, traces in told["traces"].items()}
         need = {"peer": told["budget"]} | need
-        ours[name] = need["antithetic"] / need["peer"]
+        ours[name] = need["stratified"] / need["peer"]
         table.append(f"{name} " + " ".join(f"{which} {calls:.0f}" for which, calls in need.items()))
         print(table[-1], flush=True)  # noqa: T201 - this program's output
     ratio = float(np.exp(np.mean(np.log(list(ours.values())))))
     record(
         "bench.jsonl", "valuation.owners.semivalue_calls", packages=("numpy",), kind="requirement", seeds=list(range(SEEDS)), n=SEEDS,
-        what="utility calls to the error that the peer has at its budget, antithetic / pydvl's PermutationSampler, geometric mean of 4 games", unit="1",
+        what="utility calls to the error that the peer has at its budget, stratified (the default up to 64 players) / pydvl's PermutationSampler, geometric mean of 3 games", unit="1",
         ours=ratio, peer=1.0, ratio=ratio, better="lower", spread=[min(ours.values()), max(ours.values())], peer_name="pydvl",
-        peer_version=told["version"], bar="ratio <= 0.7", holds=ratio <= 0.7, note="; ".join(table),
+        peer_version=told["version"], bar="ratio <= 0.7", holds=ratio <= 0.7, note="calls per sampler: " + "; ".join(table) + "; inf = not within the budget. The metric was changed from 2 % and 10 % of the largest value, which the peer did not reach",
         command="python tests/benchmarks/bench_semivalues.py",
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 from graph_commands import contents, dataworth, flip, head, ledger, results, stored, values
 
@@ -254,6 +255,21 @@ def test_payouts_add_up(ask, tiny_home: Path, capsys: pytest.CaptureFixture[str]
     assert f"{table[0]['subject']} {int(table[0]['price_microunits']):,}" in said.out
 
 
+def test_a_dispute_recomputes_and_finds_a_changed_number(ask, home: Path) -> None:
+    """Bank, values, ledger, prices and a coalition trained again are as published; a changed price is found, exit code 1."""
+    said = ask(home, "dispute", "--retrain", "2")
+    assert said.code == 0, said.out + said.err
+    for what in ("bank", "values", "ledger", "prices", "rule", "coalition 0"):
+        assert what in said.out
+    assert "NO" not in said.out
+    path = home / "tables/prices.parquet"
+    frame = pl.read_parquet(path)
+    frame.with_columns(price_microunits=pl.col("price_microunits").reverse()).write_parquet(path)
+    said = ask(home, "dispute")
+    assert said.code == 1
+    assert re.search(r"prices\W+NO", said.out)
+
+
 # --- rights and space -----------------------------------------------------------------------------------------------
 
 
@@ -345,6 +361,7 @@ def test_gc_lists_only_what_nothing_needs(ask, home: Path) -> None:
     [
         (["verify"], "no home here: run `dataworth init`"),
         (["payouts"], "no home here"),
+        (["dispute"], "no home here"),
         (["sql", "select 1"], "no home here"),
         (["diff"], "Missing argument 'FIRST'"),
         (["verfy"], "No such command 'verfy'"),
@@ -411,7 +428,7 @@ def test_no_command_shows_the_help(ask, tmp_path: Path) -> None:
     said = ask(tmp_path, *[])
     assert said.code == 2
     assert said.err == ""
-    for name in ("init", "run", "ui", "status", "verify", "sql", "report", "diff", "explain", "erase", "withdraw", "payouts", "gc"):  # fmt: skip
+    for name in ("init", "run", "ui", "status", "verify", "sql", "report", "diff", "explain", "erase", "withdraw", "payouts", "dispute", "gc"):  # fmt: skip
         assert f" {name} " in said.out
 
 

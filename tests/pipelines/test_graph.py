@@ -159,6 +159,7 @@ def test_prices_add_up_to_the_pool(tiny_home: Path) -> None:
         "subject",
         "price_microunits",
         "currency",
+        "held_microunits",
         "rule_digest",
         "plan_digest",
     }

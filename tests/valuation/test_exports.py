@@ -19,13 +19,13 @@ PUBLIC = [
     "PriceList", "PriceRow", "PriceRule", "PricingError", "ProxyError", "Quality", "ResultError", "SampledValues",
     "Sampler", "Stopping", "Tally", "TokensError", "UtilityError", "ValuationError", "ValueRow", "additive",
     "airport", "apportion", "banzhaf_weights", "beta_weights", "bigram_surprisal", "cluster", "coalitions_needed",
-    "content_axis", "cut_lots", "deflate_bytes", "empirical_entropy", "exact_banzhaf", "exact_semivalue",
-    "exact_shapley", "first_in_cluster", "folds", "knn_shapley", "log_banzhaf", "log_beta", "log_shapley",
-    "lot_gains", "lot_shares", "measure_information", "minhash", "owner_groups", "owner_intervals", "owner_values",
-    "price", "prices_frame", "purity", "rule_digest", "rule_document", "sample_orders", "sample_values",
-    "sampled_shapley", "sampled_with_interval", "selection_weights", "shapley_weights", "shapley_with_interval",
-    "shingle_hashes", "shoes", "text_quality", "to_nano", "token_hashes", "unanimity", "value_rows",
-    "values_frame", "values_of_lots", "voting",
+    "content_axis", "corrections", "cut_lots", "deflate_bytes", "empirical_entropy", "exact_banzhaf",
+    "exact_semivalue", "exact_shapley", "first_in_cluster", "folds", "for_sale", "knn_shapley", "log_banzhaf",
+    "log_beta", "log_shapley", "lot_gains", "lot_shares", "measure_information", "minhash", "owner_groups",
+    "owner_intervals", "owner_values", "price", "price_buyers", "prices_frame", "purity", "rule_digest",
+    "rule_document", "rule_sentence", "sample_orders", "sample_values", "sampled_shapley", "sampled_with_interval",
+    "selection_weights", "shapley_weights", "shapley_with_interval", "shingle_hashes", "shoes", "text_quality",
+    "to_nano", "token_hashes", "unanimity", "value_rows", "values_frame", "values_of_lots", "voting", "why_price",
 ]  # fmt: skip
 
 

@@ -274,7 +274,7 @@ def test_the_frame_has_the_columns_of_the_file_format():
     frame = prices_frame(prices, plan_digest="plan")
     assert dict(frame.schema) == {
         "subject": pl.String, "price_microunits": pl.Int64, "currency": pl.String,
-        "rule_digest": pl.String, "plan_digest": pl.String,
+        "rule_digest": pl.String, "held_microunits": pl.Int64, "plan_digest": pl.String,
     }  # fmt: skip
     assert frame.select("subject", "price_microunits").rows() == [("a", 666_667), ("b", 333_333)]
 

@@ -178,7 +178,7 @@ def test_going_on_is_what_one_longer_run_would_count():
     assert more.calls == memo.calls <= 2**8
     with pytest.raises(UtilityError, match="start"):
         sample_values(
-            memo, 8, Stopping(max_draws=48), rng, start=half, sampler=Sampler(name="stratified")
+            memo, 8, Stopping(max_draws=48), rng, start=half, sampler=Sampler(name="antithetic")
         )
 
 

@@ -1,0 +1,138 @@
+"""A dispute is a recomputation: from the committed plan and bank to the values, and from the values to the prices."""
+
+import dataclasses
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from pipelines.results import latest
+from pipelines.steps.ledger import open_ledger
+from pipelines.steps.pricing import price_list, rule_of
+from provenance import jcs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipelines.site import Site
+
+Finding = tuple[str, bool, str]
+
+
+class DisputeError(ValueError):
+    """There is nothing to recompute."""
+
+
+def recompute(site: "Site", retrain: int = 0) -> list[Finding]:
+    """Recompute what was published.
+
+    Args:
+        site: The open home.
+        retrain: How many coalitions to train again from the committed seed, the smallest ones first.
+
+    Returns:
+        (what, whether it is as published, in words) per step.
+
+    Raises:
+        DisputeError: Nothing was valued here yet.
+    """
+    import polars as pl
+
+    valued, values = latest(site.home.results, "owner_values"), latest(site.home.results, "values")
+    if valued is None or values is None:
+        raise DisputeError("nothing was valued in this home yet: dataworth run")
+    log = open_ledger(site)
+    findings = [_bank(site, valued)]
+    if findings[0][1]:
+        findings.append(_values(site, valued, pl.read_parquet(site.home.table("values"))))
+    named = log.entry(values["entry"])["body"]["utilities"]
+    findings.append(("ledger", named == valued.data_version, f"entry {values['entry']} names the utilities {named[:16]}"))  # fmt: skip
+    prices = latest(site.home.results, "prices")
+    found = price_list(site, values["unattributed_nano"])
+    if prices and not prices["skipped"] and found is not None and rule_of(site) is not None:
+        frame = pl.read_parquet(site.home.table("prices"))
+        paid = dict(zip(frame["subject"], frame["price_microunits"], strict=True))
+        wrong = [row.subject for row in found.rows if paid.get(row.subject) != row.price_microunits]
+        said = f"{len(found.rows)} prices by rule {found.rule_digest[:16]}"
+        findings.append(("prices", not wrong, said + (f"; {wrong[0]} differs" if wrong else "")))
+        early = prices["rule_before_values"]
+        findings.append(("rule", early, f"entry {prices['rule_entry']}, before the values" if early else "entered after the values"))  # fmt: skip
+    if retrain:
+        findings += _again(site, site.home.runs / valued["run"], retrain)
+    return findings
+
+
+def _bank(site: "Site", valued: Any) -> Finding:
+    """Whether the losses on disk are those that the run's result names."""
+    from valuation.bank import load_utilities
+    from valuation.errors import UtilityError
+
+    try:
+        found = load_utilities(site.home.runs / valued["run"])
+    except UtilityError as error:
+        return ("bank", False, str(error))
+    return ("bank", True, f"{len(found.coalitions_C)} coalitions of {len(found.groups)} lots")
+
+
+def _values(site: "Site", valued: Any, table: Any) -> Finding:
+    """Shapley values from the bank, and owners' shares of them, against the published integers."""
+    import numpy as np
+
+    from pipelines.steps.pricing import owners_of
+    from valuation import exact_shapley, sample_orders, sampled_shapley, to_nano
+    from valuation.bank import load_utilities
+    from valuation.intervals import GroupValues, value_rows
+
+    bank = load_utilities(site.home.runs / valued["run"])
+    num, utility = len(bank.groups), dict(zip(bank.coalitions_C.tolist(), bank.record_utility_CQ, strict=True))  # fmt: skip
+    if valued["method"] == "shapley.exact":
+        values_n = exact_shapley(utility, num).sum(axis=1)
+    else:
+        plan = latest(site.home.results, "evaluation_plan")
+        assert plan is not None, "values were made under a plan"
+        orders = sample_orders(
+            num, site.size.permutations, np.random.default_rng(plan["seeds"]["orders"])
+        )
+        values_n = sampled_shapley(utility, orders)[0].sum(axis=1)
+    nothing_n = np.zeros(num)
+    group = GroupValues(values_n, nothing_n, values_n, values_n, 0.0, 0.0, valued["target_records"], 0.95, valued["method"])  # fmt: skip
+    lot_rows = to_nano(value_rows(group, bank.groups, target="target_value"))
+    made = {("lot", row.subject_id): row.value_nano for row in lot_rows}
+    made |= {("owner", row.subject_id): row.value_nano for row in owners_of(valued, lot_rows).rows}
+    published = {
+        (row["subject_kind"], row["subject_id"]): row["value_nano"]
+        for row in table.filter(table["subject_kind"].is_in(["lot", "owner"])).iter_rows(named=True)
+    }
+    # A nano of slack: sums of floats may be rounded differently by another processor.
+    wrong = [name for name in made.keys() | published.keys() if abs(made.get(name, 10**18) - published.get(name, -(10**18))) > 1]  # fmt: skip
+    said = f"{num} lots and {len(made) - num} owners recomputed from the bank"
+    return ("values", not wrong, said + (f"; {wrong[0][1]} differs" if wrong else ""))
+
+
+def _again(site: "Site", directory: "Path", count: int) -> list[Finding]:
+    """Train the smallest coalitions again, with the committed seed, data and settings."""
+    from provenance.canonical import parse_json
+    from trainer.spec import load_run
+    from valuation.proxy import retrain
+
+    run = load_run(directory / "run.json")
+    result = parse_json((directory / "result.json").read_bytes())["coalitions"]
+    chosen = sorted(result, key=lambda name: (result[name]["tokens"], int(name)))[:count]
+    folder = site.home.runs / f"dispute-{directory.name}"
+    folder.mkdir(exist_ok=True)
+    try:
+        groups = parse_json((directory / run.config.extra["groups"]).read_bytes())["groups"]
+        (folder / "groups.json").write_bytes(jcs({"groups": groups, "coalitions": sorted(map(int, chosen))}))  # fmt: skip
+        extra = {**run.config.extra, "groups": "groups.json", "jobs": 1}
+        retrain(
+            dataclasses.replace(run, config=dataclasses.replace(run.config, extra=extra)), folder
+        )
+        again = parse_json((folder / "result.json").read_bytes())["coalitions"]
+    finally:
+        shutil.rmtree(folder)
+    return [
+        (
+            f"coalition {name}",
+            again[name]["losses_digest"] == result[name]["losses_digest"],
+            f"trained again: {again[name]['tokens']} tokens, losses {again[name]['losses_digest'][:16]}",
+        )
+        for name in chosen
+    ]
