@@ -130,6 +130,12 @@ def retrain(run: RunSpec, directory: Path) -> int:
         raise ProxyError(
             "config.mixture: expected no repeats in a valuation, got some; every record stands once per pass"
         )
+    chosen = (run.config.precision, run.config.batch.accumulation, run.config.guard)
+    if chosen != ("float32", 1, None):
+        raise ProxyError(
+            f"config: expected float32, accumulation 1 and no guard in a valuation, got {chosen}; "
+            "coalitions are compared with each other, so all are trained in one way that the bank's key names"
+        )
     bank = directory / "bank"
     bank.mkdir(exist_ok=True)
     for leftover in bank.glob(".*.tmp"):
