@@ -93,7 +93,7 @@ def _request(kind: str, named: _Named, reason: str, *, plan: bool = False) -> No
         ids = _everywhere(frame, found)
         request = dataclasses.replace(request, owner="", sources=(), record_ids=ids)
         found, others = matching(frame, [request]), []
-    if kind == "erase" and len(found) == len(frame):
+    if kind == "erase" and (~found["held_out"]).sum() == (~frame["held_out"]).sum():
         raise RequestError(
             "this names every record of the corpus: nothing would be left to train on or to compare with; to end a corpus, "
             "remove its home"
@@ -257,7 +257,7 @@ def _suppress(site: "Site", owner: str, found: "pl.DataFrame") -> None:
 
 
 def _records(site: "Site", version: str) -> "pl.DataFrame":
-    """Records that can be named: those of the corpus version, and those held out to measure with.
+    """Records that can be named: those of the corpus version, and, marked so, those held out to measure with.
 
     Raises:
         RequestError: The version holds records that were erased since.
@@ -275,7 +275,8 @@ def _records(site: "Site", version: str) -> "pl.DataFrame":
         known = [one for one in versions.ids() if one.startswith(version)]
         if len(known) != 1:
             raise RequestError(
-                f"{len(known)} corpus versions begin with {version!r}: dataworth log lists them"
+                f"{len(known)} corpus versions begin with {version!r}: give more of the name of a folder of versions/, such as "
+                f"{(versions.head() or '')[:12]}, the newest"
             )
         (chosen,) = known
         if versions.storage(chosen).erased:
@@ -284,7 +285,8 @@ def _records(site: "Site", version: str) -> "pl.DataFrame":
             )
     columns = ("record_id", "owner", "source", "fingerprint")
     frame = records(site, chosen, *columns).select(columns)
-    return pl.concat([frame, held_out_records(site).select(columns)])
+    parts = (frame, False), (held_out_records(site).select(columns), True)
+    return pl.concat([part.with_columns(held_out=pl.lit(held)) for part, held in parts])
 
 
 def _by_text(site: "Site", frame: "pl.DataFrame", file: Path) -> list[str]:

@@ -308,6 +308,42 @@ def test_erase_writes_a_request_without_text(ask, home: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_repeated_request_is_told_and_written_once(ask, home: Path) -> None:
+    """The same words twice are one request; the second answer says in which state the first one is."""
+    words = ("erase", "--owner", "registry", "--source", "person-0002")
+    name = ask(home, *words).out.split()[1].rstrip(":")
+    before = contents(home)
+    said = ask(home, *words)
+    assert said.code == 0
+    assert f"request {name} was made before: received" in said.out
+    assert contents(home) == before
+
+
+def test_a_plan_of_an_erasure_writes_nothing(ask, home: Path) -> None:
+    """Costs of every method and a recommendation, but no request."""
+    before = contents(home)
+    said = ask(home, "erase", "--owner", "registry", "--source", "person-0002", "--plan")
+    assert said.code == 0
+    assert {"exact", "npo", "rmu", "recommended:"} <= set(said.out.split())
+    assert contents(home) == before
+
+
+def test_an_unknown_version_and_the_whole_corpus_are_refused(ask, home: Path) -> None:
+    """A version that isn't there is named together with the newest; erasing everything would leave nothing to compare."""
+    said = ask(home, "erase", "--owner", "registry", "--version", "ffff")
+    assert said.code == 2
+    assert (
+        f"0 corpus versions begin with 'ffff': give more of the name of a folder of versions/, such as {head(home)[:12]}"
+        in said.err
+    )
+    import polars as pl
+
+    ids = [i.hex() for i in pl.read_parquet(block(home))["record_id"] if i is not None]
+    said = ask(home, "erase", *(word for i in ids for word in ("--record", i)))
+    assert said.code == 2
+    assert "names every record of the corpus" in said.err
+
+
 def test_erase_by_exact_text_finds_the_record(ask, home: Path) -> None:
     """A file with a record's text names that record, whoever asks."""
     import polars as pl
