@@ -60,6 +60,7 @@ def measure_information(
     owner_N: Integers,
     num_owners: int,
     vocab_size: int,
+    bits_T: NDArray[np.floating] | None = None,
 ) -> tuple[Information, Information]:
     """Everything that level 1 measures on tokens, per record and per owner.
 
@@ -71,6 +72,7 @@ def measure_information(
         owner_N: owner code of each record, 0 .. num_owners - 1.
         num_owners: number of owners G.
         vocab_size: V.
+        bits_T: surprisal of each token where it is known already (see `valuation.surprisal`); None = computed here.
 
     Returns:
         Records (N entries) and owners (G entries).
@@ -85,14 +87,18 @@ def measure_information(
     _, lengths_N = checked_tokens(tokens_T, offsets_N1, vocab_size)
     record_N, num_records = checked_subjects(None, None, len(lengths_N))
     code_N, _ = checked_subjects(owner_N, num_owners, len(lengths_N))
-    bits_T = bigram_surprisal(tokens_T, offsets_N1, fold_N, vocab_size)
+    if bits_T is None:
+        bits_T = bigram_surprisal(tokens_T, offsets_N1, fold_N, vocab_size)
+    elif len(bits_T) != len(tokens_T):
+        raise TokensError(f"bits_T: expected {len(tokens_T)} entries, got {len(bits_T)}")
+    float_T: Floats = bits_T.astype(np.float64)
     record_T = np.repeat(record_N, lengths_N)
-    bits_N = _sums(record_T, bits_T, num_records)
+    bits_N = _sums(record_T, float_T, num_records)
     records = _information(
         empirical_entropy(tokens_T, offsets_N1, vocab_size),
         np.asarray(bytes_N, dtype=np.int64),
         bits_N,
-        _ratio_error(record_T, bits_T, np.ones(len(bits_T)), num_records),
+        _ratio_error(record_T, float_T, np.ones(len(float_T)), num_records),
     )
     owners = _information(
         empirical_entropy(

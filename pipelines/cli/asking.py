@@ -282,6 +282,7 @@ def explain(
         )
     owner_values, plan = _required(site, "owner_values"), _required(site, "evaluation_plan")
     table = Table("fact", "value", title=subject, show_header=False)
+    _add_strip(site, subject, table)
     for row in values.iter_rows(named=True):
         table.add_row(
             f"value by {row['method']}",
@@ -310,6 +311,27 @@ def explain(
     _add_price(site, subject, table)
     table.add_row("plan", f"{plan['digest']}, ledger entry {plan['entry']}, before any training")
     console.print(table)
+
+
+def _add_strip(site: "Site", subject: str, table: Table) -> None:
+    """A record's surprisal from its beginning to its end, where its owner consents to display."""
+    import polars as pl
+
+    from pipelines.steps.tables import records
+    from valuation.surprisal import heat_strip
+
+    path = site.home.table("surprisal")
+    if len(subject) != 64 or not path.exists():
+        return
+    frame = records(site, _required(site, "corpus")["version"], "record_id", "consent_display")
+    shown = frame.filter(
+        pl.col("record_id").bin.encode("hex") == subject, pl.col("consent_display")
+    )
+    bits = pl.read_parquet(path).filter(pl.col("record_id").bin.encode("hex") == subject)["bits"]
+    if len(shown) and len(bits):
+        tokens = bits[0].to_numpy()
+        said = f"{tokens.sum():.1f} bits in {len(tokens)} tokens, from beginning to end"
+        table.add_row("surprisal", f"{heat_strip(tokens)}\n{said}")
 
 
 def _add_price(site: "Site", subject: str, table: Table) -> None:

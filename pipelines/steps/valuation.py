@@ -42,11 +42,12 @@ def _flat(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
 
 
 def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
-    """Information of every record and owner, in two tables."""
+    """Information of every record and owner in two tables, and the surprisal of every token in a third and as a memory map."""
     import numpy as np
     import polars as pl
 
     from valuation import folds, measure_information
+    from valuation.surprisal import write_surprisal
 
     flat = _flat(site, corpus, tokens)
     frame = flat["frame"]
@@ -56,10 +57,16 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     bytes_N = frame["text"].str.len_bytes().to_numpy().astype(np.int64)
     cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
     fold_N = folds(frame["record_id"].to_list(), cluster_N=cluster_N)
+    bits_T = write_surprisal(
+        site.home.tables, flat["tokens"], flat["offsets"], fold_N, flat["vocab_size"]
+    )
     per_record, per_owner = measure_information(
         flat["tokens"], flat["offsets"], bytes_N=bytes_N, fold_N=fold_N, owner_N=owner_N, num_owners=len(owners),
-        vocab_size=flat["vocab_size"],
+        vocab_size=flat["vocab_size"], bits_T=bits_T,
     )  # fmt: skip
+    each = pl.Series(
+        np.split(np.asarray(bits_T, np.float32), flat["offsets"][1:-1]), dtype=pl.List(pl.Float32)
+    )
 
     def table(names: pl.DataFrame, what: Any) -> pl.DataFrame:
         return names.with_columns(
@@ -78,10 +85,13 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
         write_table(
             site.home.table("owner_entropy"), table(pl.DataFrame({"owner": owners}), per_owner)
         ),
+        write_table(
+            site.home.table("surprisal"), frame.select("record_id", "owner").with_columns(bits=each)
+        ),
     ]
     bits = per_owner.surprisal_bits_per_token_N
     return digest_of(digests), {
-        "files": ["tables/entropy.parquet", "tables/owner_entropy.parquet"],
+        "files": ["tables/entropy.parquet", "tables/owner_entropy.parquet", "tables/surprisal.parquet"],
         "records": len(frame), "owners": len(owners), "tokens": int(per_record.tokens_N.sum()),
         "mean_bits_per_token": float(np.average(bits, weights=per_owner.tokens_N)),
         "mean_bits_per_byte": float(np.average(per_owner.surprisal_bits_per_byte_N, weights=per_owner.bytes_N)),

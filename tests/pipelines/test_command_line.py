@@ -244,6 +244,21 @@ def test_explain_walks_back_from_a_step_of_a_run(ask, tiny_home: Path) -> None:
     assert ask(tiny_home, "explain", run).code == 0
 
 
+def test_explain_shows_where_a_record_surprises_and_why_an_owner_is_paid(
+    ask, tiny_home: Path
+) -> None:
+    """A strip of blocks for a record whose owner consents, and the reason of a price in words."""
+    record = pl.read_parquet(tiny_home / "tables/surprisal.parquet")["record_id"][0].hex()
+    said = ask(tiny_home, "explain", record)
+    assert said.code == 0, said.err
+    assert re.search("[▁▂▃▄▅▆▇█]{3}", said.out)
+    assert "bits in" in said.out
+    owner = pl.read_parquet(tiny_home / "tables/prices.parquet")["subject"][0]
+    said = ask(tiny_home, "explain", owner)
+    assert "why this price" in said.out
+    assert "lot-0" in said.out
+
+
 def test_payouts_add_up(ask, tiny_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The table ends in the pool, and the file for a payment system has the same integers."""
     said = ask(tiny_home, "payouts")
