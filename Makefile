@@ -52,9 +52,16 @@ bench: install ## paired benchmarks, one JSON line each in tests/benchmarks/benc
 accept: install ## an acceptance study: STUDY=name
 	$(PY) tests/benchmarks/accept.py $(STUDY)
 
-peers: ## the peers' own environment, for `make bench`
+# No dependencies are resolved: dattri asks for torchvision, which brings a torch for GPUs, and torchvision and torch of two
+# releases break transformers and with it bergson. What the influence peers need at run time is pinned in full.
+peers: ## the peers' own environment, for `make bench` and `make accept`
 	python3 -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet datasketch numpy pymerkle==7.0.0 pydvl==0.10.0
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/benchmarks/peers.txt
+	.venv-peers/bin/python -c 'import bergson, dattri.algorithm, kronfluence.analyzer, trak'
+# pydvl 0.10 wants numpy 1.
+	python3 -m venv .venv-pydvl
+	.venv-pydvl/bin/python -m pip install --quiet --disable-pip-version-check pydvl==0.10.0
 
 clean: ## remove the environment and the home
-	rm -rf $(VENV) .venv-peers .dataworth build *.egg-info
+	rm -rf $(VENV) .venv-peers .venv-pydvl .dataworth build *.egg-info

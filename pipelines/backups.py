@@ -30,6 +30,7 @@ from provenance import (
     VerificationError,
     jcs,
     parse_json,
+    upgrade_ledger,
     verify_consistency,
 )
 
@@ -225,7 +226,10 @@ def _longer_ledger(old: Path, fresh: Home) -> bool:
         shutil.rmtree(fresh.ledger)
         shutil.copytree(old, fresh.ledger)
         return True
-    name = (old / "vkey").read_text().split("+", 1)[0]
+    trusted = (old / "vkey").read_text().strip()
+    name = trusted.split("+", 1)[0]
+    for folder in (old, fresh.ledger):  # a backup may be of the first layout
+        upgrade_ledger(folder, name, trusted)
     newer, older = Ledger.open(old, name), Ledger.open(fresh.ledger, name)
     longer, shorter = (newer, older) if newer.size >= older.size else (older, newer)
     try:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dagster import MarkdownMetadataValue, TableSchema
 
+    from pipelines.reports.influence import Influence
+
 MAX_ROWS = 30
 """Longest Markdown table: a longer one drowns the page, and says how many rows it left out."""
 
@@ -161,6 +163,26 @@ def bars_png(
         low, high = known.get(name, (None, None))
         bars.append(charts.Bar(label=name, value=value, low=low, high=high))
     return charts.png(charts.bars(bars, x_label), charts.row_height(len(bars)))
+
+
+def heat_png(part: "Influence", most: int = 12) -> bytes:
+    """Owner against target as a PNG.
+
+    Args:
+        part: The influence section of a report.
+        most: Owners drawn on each side, those with the largest numbers.
+
+    Returns:
+        PNG bytes; equal data gives equal bytes.
+    """
+    from pipelines.reports import charts
+    from pipelines.reports.influence import limited
+
+    rows, columns, values = limited(part.heat, most)
+    draw = charts.heat(rows, columns, values, "nats per held-out token (columns: whose records)")
+    return charts.png(
+        draw, charts.row_height(len(rows)) + 0.5, dpi=80
+    )  # many small texts: keep it light
 
 
 def column_schema(

@@ -78,6 +78,19 @@ def start(
     )  # fmt: skip
 
 
+OBSERVED = (
+    "step",
+    "loss",
+    "tokens_per_s",
+    "rss_bytes",
+    "target_loss",
+    "drop",
+    "credit",
+    "residual",
+)
+"""Numbers of a progress line that the asset's page draws while a run goes on; the last four are those of a credited run."""
+
+
 def new_lines(path: Path, offset: int) -> tuple[list[dict], int]:
     """Complete JSON lines of a file after `offset`, and the new offset; a torn last line waits.
 
@@ -103,6 +116,10 @@ def progress_text(line: dict) -> str:
     parts = [f"step {line.get('step', '?')}"]
     if isinstance(line.get("loss"), int | float):
         parts.append(f"loss {line['loss']:.4f}")
+    if isinstance(line.get("residual"), int | float):
+        parts.append(
+            f"target's drop {line['drop']:.2e} = credit {line['credit']:.2e} + residual {line['residual']:.2e}"
+        )
     if isinstance(line.get("tokens_per_s"), int | float):
         parts.append(f"{line['tokens_per_s']:,.0f} tokens/s")
     if isinstance(line.get("rss_bytes"), int | float):
@@ -236,7 +253,7 @@ def observed(context: object, directory: Path) -> Iterator[None]:
                 continue
             metadata = {
                 name: float(lines[-1][name])
-                for name in ("step", "loss", "tokens_per_s", "rss_bytes")
+                for name in OBSERVED
                 if isinstance(lines[-1].get(name), int | float)
             }
             instance.report_runless_asset_event(

@@ -48,6 +48,12 @@ class Request:
     """ISO 8601 day."""
     state: str = "received"
     """One of `STATES`."""
+    number: int = 0
+    """Counts requests of the same words: an owner who delivers again after an erasure can ask again."""
+    acknowledged: bool = False
+    """Whether the files of the inbox that still hold the text may stay: their keeper answers for them."""
+    note: str = ""
+    """Why the request was refused or is still open; never a text."""
     format: int = field(default=FORMAT)
 
     @property
@@ -57,12 +63,21 @@ class Request:
 
     def identity(self) -> dict[str, Any]:
         """What the request asks for, without its state."""
-        return {
+        again = {"number": self.number} if self.number else {}
+        return again | {
             "kind": self.kind,
             "owner": self.owner,
             "sources": sorted(self.sources),
             "record_ids": sorted(self.record_ids),
         }
+
+    def overdue(self, today: str) -> bool:
+        """Whether its deadline has passed.
+
+        Args:
+            today: ISO 8601 day.
+        """
+        return bool(self.deadline) and today > self.deadline
 
 
 def load(home: "Home") -> list[Request]:
@@ -109,11 +124,18 @@ def pending(home: "Home") -> list[Request]:
     ]
 
 
-def advance(home: "Home", request: Request, state: str) -> None:
+def advance(home: "Home", request: Request, state: str, note: str = "") -> None:
     """Move a request forward; never back."""
     current = next((other for other in load(home) if other.id == request.id), request)
     if STATES.index(state) > STATES.index(current.state):
-        save(home, dataclasses.replace(current, state=state))
+        save(home, dataclasses.replace(current, state=state, note=note))
+
+
+def annotate(home: "Home", request: Request, note: str) -> None:
+    """Say why a request is still open; its state stays."""
+    current = next((other for other in load(home) if other.id == request.id), request)
+    if current.note != note:
+        save(home, dataclasses.replace(current, note=note))
 
 
 def matching(
@@ -131,9 +153,10 @@ def matching(
     """
     import polars as pl
 
-    wanted = pl.Series([False] * len(frame))
+    length, kind = len(frame), pl.Boolean
+    wanted, whole = (pl.Series([value] * length, dtype=kind) for value in (False, True))
     for request in requests:
-        mask = frame["owner"] == request.owner if request.owner else pl.Series([True] * len(frame))
+        mask = frame["owner"] == request.owner if request.owner else whole
         if request.sources:
             mask &= frame["source"].is_in(list(request.sources))
         if request.record_ids:

@@ -91,9 +91,11 @@ if TYPE_CHECKING:
     from provenance.sparse import SparseProof, SparseTree, verify_absence, verify_presence
     from provenance.sumtree import SumTree, verify_sum
     from provenance.tiles import publish, read_tiles, split_bundle, tile_path
+    from provenance.upgrade import upgrade_ledger
     from provenance.verify_standalone import VerifyError, verify_receipt, verify_text
     from provenance.versions import Versions
     from provenance.witness import Witness, cosign, verify_cosignature
+    from provenance.workers import build_tree
 
 _NAMES_OF = {
     "canonical": "CANONICALISATION canonical_bytes fingerprint jcs keyed parse_json record_id"
@@ -103,7 +105,7 @@ _NAMES_OF = {
     "commitment": "commit commit_digest leaf_data tombstone_leaf",
     "compact": "CompactRange",
     "errors": "FormatError HistoryError LedgerError ProofShapeError ProvenanceError RootMismatchError SealError"
-    " SignatureError VerificationError",
+    " SignatureError VerificationError WorkerError",
     "hashing": "leaf_hash node_hash sha256",
     "keylist": "KeyList open_key_list root_name sign_key_list",
     "ledger": "Ledger",
@@ -119,9 +121,11 @@ _NAMES_OF = {
     "sparse": "SparseProof SparseTree verify_absence verify_presence",
     "sumtree": "SumTree verify_sum",
     "tiles": "publish read_tiles split_bundle tile_path",
+    "upgrade": "upgrade_ledger",
     "verify_standalone": "VerifyError verify_receipt verify_text",
     "versions": "Versions",
     "witness": "Witness cosign verify_cosignature",
+    "workers": "build_tree",
 }
 _HOME_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
@@ -154,8 +158,10 @@ __all__ = [
     "VerifyError",
     "Versions",
     "Witness",
+    "WorkerError",
     "absence_proof",
     "build_receipt",
+    "build_tree",
     "canonical_bytes",
     "chainpoint_leaf",
     "chainpoint_tree",
@@ -196,6 +202,7 @@ __all__ = [
     "to_chainpoint_v2",
     "tombstone_leaf",
     "unseal",
+    "upgrade_ledger",
     "value_leaf",
     "value_proof",
     "values_body",

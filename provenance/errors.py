@@ -10,7 +10,8 @@
     │   ├── SignatureError      no valid signature of the expected key
     │   └── HistoryError        two signed states of one log that cannot both be true
     ├── SealError               a sealed text cannot be opened (wrong key, changed bytes)
-    └── LedgerError             the ledger folder is damaged, locked, or not ours
+    ├── LedgerError             the ledger folder is damaged, locked, or not ours
+    └── WorkerError             a process that hashes a part of a tree failed
 
 A verifier function *raises*; it never returns a boolean that a caller can forget to look at.
 Messages name digests, sizes and file names only, never the text that was hashed.
@@ -67,3 +68,7 @@ class SealError(ProvenanceError):
 
 class LedgerError(ProvenanceError):
     """The ledger folder is damaged, locked by another writer, or belongs to another log."""
+
+
+class WorkerError(ProvenanceError):
+    """A process that hashes a part of a tree failed or was killed."""

@@ -124,6 +124,22 @@ def read_commits(
     return commits, covered, Tail(offset + good, data[good:], None, later=False)
 
 
+def is_older(folder: Path) -> bool:
+    """Whether a ledger folder has the first layout: entries without any checkpoint between them.
+
+    Args:
+        folder: the ledger folder.
+
+    Returns:
+        False too for a folder without a ledger; ``upgrade`` takes an older one over.
+    """
+    entries, note = folder / "entries.jsonl", folder / "checkpoint"
+    if not entries.exists() or not note.exists() or not note.stat().st_size:
+        return False
+    with entries.open("rb") as file:
+        return not any(line.startswith(_MARK) for line in file)
+
+
 def entry_lines(data: bytes) -> list[bytes]:
     """The entries in a part of the file, without the checkpoints.
 
@@ -179,6 +195,11 @@ def check_tail(
     Raises:
         LedgerError: damaged, truncated, or not the file that the copy of the checkpoint belongs to.
     """
+    if not any(notes) and published and b"\n" in tail.data and _MARK not in tail.data:
+        raise LedgerError(
+            "expected checkpoints between the entries, got a ledger of the first layout: take it over with "
+            "upgrade_ledger (`dataworth status` or `run` does)"
+        )
     if (error := damage(tail, size, published and published[1])) is not None:
         raise error
     if not any(notes):

@@ -1,13 +1,14 @@
 # fmt: off
-"""Check an owner's receipt with this one file: ``python verify_standalone.py FILE --key KEY``.
+"""Check an owner's receipt with this one file: ``python verify_standalone.py FILE --key KEY [--keys LIST]``.
 
-FILE is OWNER.receipt.json or OWNER.tlog-proof, the other one lies beside it. It needs Python 3.11, the package
-``cryptography`` and nothing of the people who made the receipt: copy it out, read it, run it. Only the KEY, one line of
-text, must come from a source you trust. Each step rests on the one before: the holder of KEY signed a log of n entries;
-one commits to this receipt; one names the corpus version with the same roots for every owner; each record, with owner
-and licence, is under the record root; no fingerprint listed as absent is under the sparse root; value and price are part
-of committed totals, and the price follows from the value; windows, run, request and audit stand in the log. *Not*
-proven: that a training ran as recorded, or that values were computed well. RFC 9162, RFC 8785, C2SP tlog-proof.
+FILE is OWNER.receipt.json or OWNER.tlog-proof, the other one lies beside it. It needs Python 3.11, the package ``cryptography``
+and nothing of the people who made the receipt: copy it out, read it, run it. Only the KEY, one line of text, must come from a
+source you trust. If it is a root key (NAME/root+...), LIST is the key list that it signed: which key signs which sizes of the
+log (the ledger's file ``keys``, from anywhere). Each step rests on the one before: the holder of the key signed a log of n
+entries; one commits to this receipt; one names the corpus version with the same roots for every owner; each record, with owner
+and licence, is under the record root; no fingerprint listed as absent is under the sparse root; value and price are part of
+committed totals, and the price follows from the value; windows, run, request and audit stand in the log. *Not* proven: that a
+training ran as recorded, or that values were computed well. RFC 9162, RFC 8785, C2SP tlog-proof.
 """
 
 import base64
@@ -27,16 +28,10 @@ OTHERS = "absences entries erasures format owner owner_pseudonym price records s
 class VerifyError(ValueError):
     """The receipt is not proven; the message says what was expected and what was found."""
 
-def verify_receipt(receipt: dict[str, Any], tlog_proof: str, vkey: str) -> list[str]:
-    """The facts that a receipt proves, one sentence each; VerifyError if anything in it is not proven.
-
-    Args:
-        receipt: the content of ``OWNER.receipt.json``.
-        tlog_proof: the content of ``OWNER.tlog-proof``.
-        vkey: the log's verifier key, ``NAME+KEYID+BASE64``.
-    """
+def verify_receipt(receipt: dict[str, Any], tlog_proof: str, vkey: str, keys: str | None = None) -> list[str]:
+    """The facts that both files prove to the log's vkey, or the root key's with its signed list ``keys``; VerifyError for what they don't."""
     try:
-        facts, bodies = _log(receipt, tlog_proof, vkey)
+        facts, bodies = _log(receipt, tlog_proof, vkey, keys)
         return facts + _contents(receipt, bodies)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise VerifyError(f"{'' if isinstance(error, VerifyError) else f'malformed ({type(error).__name__}): '}{error}") from error
@@ -48,18 +43,18 @@ def verify_text(receipt: dict[str, Any], record_id: str, text: str) -> str:
     _same(f"digests of the text of record {record_id}", wanted, [_sha(canonical).hex()])
     return f"record {record_id} is this text"
 
-def _log(receipt: dict[str, Any], proof: str, vkey: str) -> tuple[list[str], dict[str, list[Any]]]:
+def _log(receipt: dict[str, Any], proof: str, vkey: str, keys: str | None) -> tuple[list[str], dict[str, list[Any]]]:
     """What the log proves, and the bodies of the attached entries by kind."""
     _same("format, fields", [1, *sorted(CORPUS + OTHERS.split())], [receipt["format"], *sorted(receipt)])
     head, note = proof.split("\n\n", 1)
-    (magic, extra, position, *hashes), (size, root) = head.split("\n"), _checkpoint(note, vkey)
-    line, index = _base64(extra.removeprefix("extra ")), int(position.removeprefix("index "))
-    spelled = ["c2sp.org/tlog-proof@v1", f"extra {base64.b64encode(line).decode()}", f"index {index}"]
-    _same("head of the proof", spelled, [magic, extra, position])
+    vkey, listed = _listed(keys, vkey, int(note.split("\n")[1])) if keys is not None else (vkey, [])
+    (magic, extra, position, *hashes), (origin, count, top) = head.split("\n"), _signed(note, vkey)
+    size, root, line, index = int(count), _base64(top), _base64(extra.removeprefix("extra ")), int(position.removeprefix("index "))
+    _same("origin and size of the log", (vkey.split("+", 1)[0], str(size)), (origin, count))
+    _same("head of the proof", ["c2sp.org/tlog-proof@v1", f"extra {base64.b64encode(line).decode()}", f"index {index}"], [magic, extra, position])
     _prove("the receipt's entry", _sha(b"\x00" + line), _sides(index, size), [_base64(h).hex() for h in hashes], root)
-    entry = _load(line)
     # The attached entries prove themselves; a digest they come after could not cover their paths.
-    rest = _sha(_jcs({name: value for name, value in receipt.items() if name != "entries"}))
+    entry, rest = _load(line), _sha(_jcs({name: value for name, value in receipt.items() if name != "entries"}))
     digest = _sha(b"dataworth/receipt/v1\n" + _hex(receipt["salt"]) + rest).hex()
     _same("kind of the receipt's entry, digest of the receipt", ("receipt", entry["body"]["receipt_sha256"]), (entry["kind"], digest))
     bodies: dict[str, list[Any]] = {kind: [] for kind in ("corpus", "tokens", "values", "prices", "run", "windows", "erasure", "audit")}
@@ -71,26 +66,24 @@ def _log(receipt: dict[str, Any], proof: str, vkey: str) -> tuple[list[str], dic
             _same("digest of a body", past["body_sha256"], _sha(row["body"].encode()).hex())
             past["body"] = _load(row["body"].encode())
         bodies.setdefault(past["kind"], []).append(past["body"])
-    signed = f"the log {vkey.split('+', 1)[0]} signed {size} entries with root {root.hex()}"
-    return [signed, f"its entry {index} of {entry['time']} commits to this receipt"], bodies
+    signed = f"the log {origin} signed {size} entries with root {root.hex()}"
+    return [*listed, signed, f"its entry {index} of {entry['time']} commits to this receipt"], bodies
 
 def _contents(receipt: dict[str, Any], bodies: dict[str, list[Any]]) -> list[str]:
-    claim = {name: receipt[name] for name in CORPUS}
+    claim, owner = {name: receipt[name] for name in CORPUS}, _hex(receipt["owner_pseudonym"])
     _same("corpus version named in the log", [{name: body[name] for name in CORPUS} for body in bodies["corpus"]], [claim])
     facts = [f"corpus version {claim['corpus_version']} of {claim['size']} records is in the log"]
-    owner, root = _hex(receipt["owner_pseudonym"]), _hex(claim["record_root"])
     for row in receipt["records"]:
-        inner = _sha(b"dataworth/commitment/v1\n" + _hex(row["salt"]) + _hex(row["text_digest"]))
         licence, what = row["licence"].encode("ascii"), f"record {row['record_id']}"
-        leaf = b"\x00\x01" + inner + owner + bytes((row["canonicalisation"], len(licence))) + licence
-        _prove(what, _sha(leaf), _sides(row["index"], claim["size"]), row["path"], root)
+        leaf = b"\x00\x01" + _sha(b"dataworth/commitment/v1\n" + _hex(row["salt"]) + _hex(row["text_digest"])) + owner + bytes((row["canonicalisation"], len(licence))) + licence
+        _prove(what, _sha(leaf), _sides(row["index"], claim["size"]), row["path"], _hex(claim["record_root"]))
         facts.append(f"{what} is number {row['index']} under licence {row['licence']}")
     for row in receipt["absences"]:
         key, other, depth = row["fingerprint"], row["terminal"], len(row["siblings"])
         bits, shown = (f"{int.from_bytes(_hex(text)):0256b}"[:depth] for text in (key, other or key))
         _same("absence: another key, at the key's place", (True, bits), (key != other, shown))
-        node, sides = _sha(b"\x02" + _hex(other)) if other else bytes(32), [int(b) for b in bits]
-        _prove("absence", node, sides[::-1], row["siblings"][::-1], _hex(receipt["sparse_root"]), b"\x03")
+        node = _sha(b"\x02" + _hex(other)) if other else bytes(32)
+        _prove("absence", node, [int(b) for b in bits[::-1]], row["siblings"][::-1], _hex(receipt["sparse_root"]), b"\x03")
         facts.append(f"fingerprint {key} is absent from this version")
     worth = -1
     for item in receipt["values"]:
@@ -98,14 +91,12 @@ def _contents(receipt: dict[str, Any], bodies: dict[str, list[Any]]) -> list[str
         mine = row["subject_kind"] == "owner"  # the tree adds up owners; their groups stand in it with 0
         worth = max(0, row["value_nano"]) if mine else worth
         _add_up("value", (owner if mine else bytes(32)) + _sha(_jcs(row)), worth if mine else 0, item, named)
-        what = f"value of {row['subject_kind']} {row['subject_id']} on {row['target']} by {row['method']}"
-        facts.append(f"{what}: {row['value_nano']} nano-{row['unit']}, standard error {row.get('se_nano', 'not of its own')}")
+        facts.append(f"value of {row['subject_kind']} {row['subject_id']} on {row['target']} by {row['method']}: {row['value_nano']} nano-{row['unit']}, standard error {row.get('se_nano', 'not of its own')}")
     if receipt["price"]:
         price, (pool,) = receipt["price"], bodies["prices"] or [{"corpus_version": "no entry of kind prices"}]
         _same("payouts of the corpus version in the log", claim["corpus_version"], pool["corpus_version"])
         _add_up("payout", owner, price["price_microunits"], receipt["sum_path"], pool)
-        share = f"{price['price_microunits']} of {pool['sum_total']} micro-units {price['currency']}"
-        facts.append(f"the price is {share}, and all prices add up to it")
+        facts.append(f"the price is {price['price_microunits']} of {pool['sum_total']} micro-units {price['currency']}, and all prices add up to it")
         if worth >= 0 and "value_total" not in pool:
             facts.append(f"the price is by rule {pool['rule']}, which is more than one proportion: dataworth dispute recomputes it")
         elif worth >= 0:
@@ -117,36 +108,41 @@ def _contents(receipt: dict[str, Any], bodies: dict[str, list[Any]]) -> list[str
     recorded = [row for body in bodies["windows"] for row in body["windows"]]
     for row in receipt["windows"]:
         steps = f"run {row['run']}, steps {row['first_step']} to {row['last_step']}, shards {row['shards']}"
-        for tokens in bodies["tokens"]:
-            held = {record["index"] // tokens["shard_leaves"] for record in receipt["records"]}
-            _same(f"{steps}: a shard of this owner's records", expected=True, got=bool(held & set(row["shards"])))
+        for width in (tokens["shard_leaves"] for tokens in bodies["tokens"]):
+            _same(f"{steps}: a shard of this owner's records", expected=True, got=any(record["index"] // width in row["shards"] for record in receipt["records"]))
         facts.append(f"{steps}: {'in the log' if any(row.items() <= r.items() for r in recorded) else 'stated in this receipt only'}")
     made = [run for run in bodies["run"] if recorded and run["run"] == recorded[-1]["run"]]
     facts += [f"checkpoint {recorded[-1]['state_digest']} is the end of run {run['run']}, made from {', '.join(f'{k} {v}' for k, v in run['versions'].items())}" for run in made]
     for row in receipt["erasures"]:
-        request, audit = _sha(_jcs(row["identity"])).hex()[:16], {"audit": row["audit"], "verdict": row["verdict"]}
+        request, audit = _sha(_jcs(row["identity"])).hex()[:16], {name: row[name] for name in ("audit", "verdict")}
         _same(f"state of request {request}", True, row["state"] in [b["state"] for b in bodies["erasure"] if b["request"] == request])  # noqa: FBT003
         _same("audit and verdict in the log", True, any(audit.items() <= b.items() for b in bodies["audit"]))  # noqa: FBT003
         facts.append(f"erasure request {request} is {row['state']}; the audit {row['audit']} says {row['verdict']}")
     return facts
 
-def _checkpoint(note: str, vkey: str) -> tuple[int, bytes]:
-    """Size and root that the holder of the key signed; signatures of others are ignored."""
+def _listed(keys: str, root: str, size: int) -> tuple[str, list[str]]:
+    """The key that the root key's list names for a log of this size, and that as a fact."""
+    (head, origin, serial, *rows), name = _signed(keys, root), root.split("+", 1)[0]
+    firsts = {int(row.split(" ")[0]): row.split(" ")[1] for row in rows}
+    spelled = [f"{origin}/root", "dataworth key list v1", str(int(serial)), 0, {origin}, *(f"{first} {firsts[first]}" for first in sorted(firsts))]
+    _same("root, head and rows of the key list", spelled, [name, head, serial, min(firsts), {key.split("+", 1)[0] for key in firsts.values()}, *rows])
+    key = firsts[max(first for first in firsts if first <= size)]
+    return key, [f"key list {serial} of {name} names {key} for {size} entries"]
+
+def _signed(note: str, vkey: str) -> list[str]:
+    """The lines that the holder of the key signed; signatures of others are ignored."""
     name, key_id, encoded = vkey.split("+", 2)
     text, tail = note.rsplit("\n\n", 1)
     key, (*lines, end) = _base64(encoded), tail.split("\n")
     wanted = _sha(name.encode() + b"\n" + key)[:4]
     _same("key id and type of the vkey", (key_id, 1), (wanted.hex(), key[0]))
-    blobs = [_base64(line.split(" ")[2]) for line in lines if line.startswith(f"\u2014 {name} ")]
-    mine = [blob[4:] for blob in blobs if blob[:4] == wanted]
+    mine = [blob[4:] for line in lines if line.startswith(f"\u2014 {name} ") and (blob := _base64(line.split(" ")[2]))[:4] == wanted]
     _same(f"signatures by {name}, last line", (1, ""), (len(mine), end))
     try:
         Ed25519PublicKey.from_public_bytes(key[1:]).verify(mine[0], f"{text}\n".encode())
     except InvalidSignature:
         raise VerifyError(f"signature: expected one by {name}, got one of another text") from None
-    origin, size, root = text.split("\n")
-    _same("origin and size of the log", (name, str(int(size))), (origin, size))
-    return int(size), _base64(root)
+    return text.split("\n")
 
 def _sides(index: int, size: int) -> list[int]:
     """Where each sibling stands, 1 = left: from index and size alone, never from the proof."""
@@ -187,10 +183,11 @@ def _same(what: str, expected: Any, got: Any) -> None:
 def main(arguments: list[str]) -> int:
     """Print yes and the facts, or no and the reason; the exit code is 0 or 1."""
     try:
-        _same("usage: python verify_standalone.py FILE --key KEY", ["--key"], arguments[1:-1])
+        options = (["--key", "--keys"][:max(1, len(arguments) // 2)], 1)
+        _same("usage: python verify_standalone.py FILE --key KEY [--keys LIST]", options, (arguments[1::2], len(arguments) % 2))
         stem = arguments[0].removesuffix(".receipt.json").removesuffix(".tlog-proof")
-        receipt, proof = (Path(stem + end).read_bytes() for end in (".receipt.json", ".tlog-proof"))
-        facts = verify_receipt(_load(receipt), proof.decode(), arguments[2])
+        receipt, *texts = (Path(name).read_bytes() for name in (f"{stem}.receipt.json", f"{stem}.tlog-proof", *arguments[4:]))
+        facts = verify_receipt(_load(receipt), texts[0].decode(), arguments[2], *(text.decode() for text in texts[1:]))
         text = "\n".join(["yes", *(f"- {fact}" for fact in facts), ""])
     except (IndexError, OSError, RecursionError, TypeError, ValueError) as error:
         text = f"no: {error}\n"

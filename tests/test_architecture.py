@@ -29,8 +29,9 @@ def run_python(code: str) -> str:
 
 @pytest.mark.parametrize("file", EVERY, ids=lambda file: str(file.relative_to(ROOT)))
 def test_no_file_is_too_long_or_badly_named(file: Path) -> None:
-    """At most 400 non-blank lines, and a name that says what is inside."""
-    assert sum(1 for line in file.read_text().splitlines() if line.strip()) <= 400
+    """At most 400 non-blank lines, under 300 in the trainer, and a name that says what is inside."""
+    longest = 299 if file.parent == ROOT / "trainer" else 400
+    assert sum(1 for line in file.read_text().splitlines() if line.strip()) <= longest
     assert file.stem not in BANNED
 
 

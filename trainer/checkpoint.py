@@ -112,13 +112,19 @@ def read_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor
 
 
-def load_model(directory: Path, spec: ModelSpec, expected_root: str | None = None) -> Transformer:
+def load_model(
+    directory: Path,
+    spec: ModelSpec,
+    expected_root: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Transformer:
     """The model of a checkpoint, whole, on the CPU, in evaluation mode.
 
     Args:
         directory: a step-N folder.
         spec: shape of the model.
         expected_root: logical root that the checkpoint must have (of weights and moments); None trusts its manifest.
+        dtype: type of the model's weights; None = float32, to which those of a float64 run are rounded.
 
     Returns:
         The model.
@@ -137,7 +143,7 @@ def load_model(directory: Path, spec: ModelSpec, expected_root: str | None = Non
             f"{directory.name}: expected root {expected_root}, got {manifest.root}"
         )
     index = read_index(directory)
-    model = Transformer(spec)
+    model = Transformer(spec).to(dtype or torch.float32)
     weights = model_state(model)
     _same_tensors(
         directory.name,

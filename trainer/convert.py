@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import sync_folder, write_atomic
-from trainer.errors import CheckpointError
+from trainer.errors import AlteredCheckpointError, CheckpointError, OtherModelError
 from trainer.llama import EMBEDDING, HEAD, config_of, spec_of, their_name
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.model import Transformer
+    from trainer.spec import ModelSpec
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -123,6 +124,46 @@ def import_model(directory: Path) -> Transformer:
                 f"{directory.name}: {HEAD} differs from the embedding, but tie_word_embeddings is true"
             )
     return model.eval()
+
+
+def is_llama(directory: Path) -> bool:
+    """Whether a folder is in Llama format; a checkpoint of the trainer has a manifest and no config.json."""
+    return (directory / CONFIG_FILE).is_file()
+
+
+def import_as(directory: Path, spec: ModelSpec, expected_root: str) -> Transformer:
+    """The model of a folder in Llama format, if it is the one that is meant.
+
+    Args:
+        directory: see `import_model`.
+        spec: shape that the model must have.
+        expected_root: what `imported_root` must be.
+
+    Returns:
+        The model, in float32, in evaluation mode.
+
+    Raises:
+        SpecError: config.json describes something that this model is not.
+        OtherModelError: another shape.
+        AlteredCheckpointError: other weights.
+        CheckpointError: see `import_model`.
+    """
+    model = import_model(directory)
+    if model.spec != spec:
+        raise OtherModelError(
+            f"{directory.name}: of another model: expected {spec}, got {model.spec}"
+        )
+    if (got := imported_root(model)) != expected_root:
+        raise AlteredCheckpointError(f"{directory.name}: expected root {expected_root}, got {got}")
+    return model
+
+
+def imported_root(model: Transformer) -> str:
+    """Hex logical root of a model's weights: what names imported weights as `init_root` of a run."""
+    from trainer.checkpoint import model_state
+    from trainer.root import state_root
+
+    return state_root(model_state(model))
 
 
 def _shards(tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
+from trainer.convert import is_llama
 from trainer.data import BatchPlan, TokenStore
 from trainer.errors import DataError
 from trainer.selection import read_selection
@@ -126,9 +127,11 @@ def batch_plan(run: RunSpec, directory: Path) -> BatchPlan:
 
 
 def initial_model(run: RunSpec, directory: Path) -> Transformer:
-    """The model a run starts from: weights of its seed, or of the checkpoint `init` with root `init_root`.
+    """The model a run starts from: weights of its seed, or those of `init`, which must have the root `init_root`.
 
-    If the run computes in float64, the same float32 numbers as float64.
+    `init` is a checkpoint of the trainer, or a folder in Llama format (`trainer.convert`), whose root is that of its
+    weights in float32: `trainer.convert.imported_root`. A run in float64 gets float64 weights: of a float64 checkpoint
+    every digit, else the float32 numbers.
 
     Args:
         run: the run.
@@ -138,15 +141,22 @@ def initial_model(run: RunSpec, directory: Path) -> Transformer:
         The model, whole, in training mode.
 
     Raises:
-        CheckpointError: the checkpoint is altered, of another root, or of another shape.
+        CheckpointError: the weights are altered, of another root, or of another shape.
     """
-    if run.init != "none":
-        from trainer.checkpoint import load_model
+    import torch
 
-        model = load_model(directory / run.init, run.config.model, run.init_root).train()
-    else:
+    dtype = torch.float64 if run.config.precision == "float64" else torch.float32
+    if run.init == "none":
         from trainer.model import Transformer, init_parameters
 
         model = Transformer(run.config.model)
         init_parameters(model, run.seed)
-    return model.double() if run.config.precision == "float64" else model
+        return model.to(dtype)
+    folder = directory / run.init
+    if is_llama(folder):
+        from trainer.convert import import_as
+
+        return import_as(folder, run.config.model, run.init_root).to(dtype).train()
+    from trainer.checkpoint import load_model
+
+    return load_model(folder, run.config.model, run.init_root, dtype).train()

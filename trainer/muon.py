@@ -79,6 +79,15 @@ def orthogonalise(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return (x.mT if tall else x).to(matrix.dtype)
 
 
+def update_scale(shape: torch.Size) -> float:
+    """0.2 sqrt(max(a, b)): what an orthogonalised update is multiplied by, besides the learning rate.
+
+    Args:
+        shape: [..., a, b] of the whole parameter.
+    """
+    return _RMS * math.sqrt(max(shape[-2:]))
+
+
 class Muon:
     """Muon for hidden matrices, AdamW for the rest; one learning rate."""
 
@@ -132,8 +141,7 @@ class Muon:
             update = _orthogonal_slice(grad.lerp(momentum, mu), parameter, self.dtype)
             weight = local(parameter)
             weight.mul_(1 - self.lr * self.spec.weight_decay)
-            scale = _RMS * math.sqrt(max(parameter.shape[-2:]))
-            weight.add_(update, alpha=-self.lr * scale)
+            weight.add_(update, alpha=-self.lr * update_scale(parameter.shape))
 
 
 def _orthogonal_slice(update: Tensor, like: Tensor, dtype: torch.dtype | None) -> Tensor:

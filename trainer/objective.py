@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from trainer.data import IGNORE, Batch, BatchPlan, distinct_records
+from trainer.likelihood import cross_entropy_sum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,13 +99,9 @@ class LanguageModelling:
 
     def loss_of_logits(self, logits_BTV: Tensor, labels_BT: Tensor, totals_K: Tensor) -> Tensor:
         """The same for logits that are there already; with tp, for this process's part of the vocabulary."""
-        if self.mesh is not None and self.mesh.layout.tp > 1:
-            from trainer.tensor import vocabulary_cross_entropy
-
-            group = self.mesh.group("tp")
-            nll = vocabulary_cross_entropy(logits_BTV, labels_BT, group, IGNORE)
-        else:
-            nll = cross_entropy_sum(logits_BTV, labels_BT)
+        cut = self.mesh is not None and self.mesh.layout.tp > 1
+        group = self.mesh.group("tp") if self.mesh is not None and cut else None
+        nll = cross_entropy_sum(logits_BTV, labels_BT, group)
         return nll / totals_K[0].to(nll.dtype)
 
     def records(self, step: int) -> list[tuple[int, bytes]]:
@@ -122,12 +118,3 @@ class LanguageModelling:
 def label_count(labels_BT: Tensor) -> Tensor:
     """Number of positions with a label, as float64 [1]: the unit that `Objective.counts` speaks."""
     return (labels_BT != IGNORE).sum(dtype=torch.float64)[None]
-
-
-def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """Sum over positions with a label of -log softmax(logits)[label], in nats; at least in float32."""
-    if logits_BTV.dtype in (torch.bfloat16, torch.float16):
-        logits_BTV = logits_BTV.float()  # a sum of thousands of terms has no digit left in bfloat16
-    return functional.cross_entropy(
-        logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORE, reduction="sum"
-    )

@@ -161,7 +161,7 @@ class RunSpec:
     init_root: str = "none"
     """Logical root of the checkpoint to start from, or "none" for initial weights from the seed."""
     init: str = "none"
-    """Path of that checkpoint (a step-N folder), or "none"."""
+    """Path of that checkpoint (a step-N folder) or of a folder in Llama format, or "none"."""
     steps: int
     """Number of optimiser steps."""
     versions: dict[str, str]

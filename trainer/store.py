@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainer.errors import DataError
-from trainer.tokens import SHARD_LEAVES, Shard, read_manifest, read_shard
+from trainer.tokens import SHARD_LEAVES, read_manifest, read_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from trainer.shard import Shard
 
 
 class TokenStore:

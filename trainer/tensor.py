@@ -174,54 +174,6 @@ class _VocabularyHead(nn.Module):
         return functional.linear(whole_BTD, here(self.weight))
 
 
-def vocabulary_cross_entropy(
-    logits_BTv: Tensor, labels_BT: Tensor, group: ProcessGroup, ignore: int
-) -> Tensor:
-    """Sum over positions with a label of -log softmax(logits)[label], of logits that are cut by token id.
-
-    Args:
-        logits_BTv: this process's [B, T, V/t].
-        labels_BT: token ids, or `ignore`.
-        group: the processes of the axis tp.
-        ignore: label of a position that doesn't count.
-
-    Returns:
-        The sum, the same on every process of the group; at least in float32.
-    """
-    if logits_BTv.dtype in (torch.bfloat16, torch.float16):
-        logits_BTv = logits_BTv.float()
-    return cast("Tensor", _VocabularyCrossEntropy.apply(logits_BTv, labels_BT, group, ignore))
-
-
-class _VocabularyCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits_BTv: Tensor, labels_BT: Tensor, group: ProcessGroup, ignore: int
-    ) -> Tensor:
-        width = logits_BTv.shape[-1]
-        top_BT = logits_BTv.amax(-1)
-        dist.all_reduce(top_BT, dist.ReduceOp.MAX, group=group)
-        shifted_BTv = logits_BTv - top_BT[..., None]
-        own_BT = labels_BT - dist.get_rank(group) * width
-        elsewhere_BT = (own_BT < 0) | (own_BT >= width)
-        own_BT = own_BT.masked_fill(elsewhere_BT, 0)
-        label_BT = shifted_BTv.gather(-1, own_BT[..., None])[..., 0].masked_fill(elsewhere_BT, 0)
-        exp_BTv = shifted_BTv.exp()
-        both_2BT = torch.stack((exp_BTv.sum(-1), label_BT))
-        dist.all_reduce(both_2BT, group=group)
-        total_BT, label_BT = both_2BT
-        counted_BT = labels_BT != ignore
-        ctx.save_for_backward(exp_BTv / total_BT[..., None], own_BT, elsewhere_BT, counted_BT)
-        return (total_BT.log() - label_BT)[counted_BT].sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        softmax_BTv, own_BT, elsewhere_BT, counted_BT = ctx.saved_tensors
-        minus_BT = torch.where(elsewhere_BT, 0.0, -1.0).to(softmax_BTv.dtype)
-        grad_BTv = softmax_BTv.scatter_add(-1, own_BT[..., None], minus_BT[..., None])
-        return grad_BTv * counted_BT[..., None] * grads[0], None, None, None
-
-
 def gather(x: Tensor, group: ProcessGroup) -> Tensor:
     """The whole of [B, T/t, D] that is cut along positions; backward: add up and cut."""
     return cast("Tensor", _Gather.apply(x, group))

@@ -7,19 +7,14 @@
 
 A shard is 4,096 consecutive leaves of the corpus (2^12, so that it is a subtree of the record tree); the last may be
 short. An erased record keeps its place as an empty list without record id. Each document ends with one end-of-text
-token. The name of a folder's content is the SHA-256 of tokens.json; the shard digests inside are over the *logical*
+token. The name of a folder's content is the SHA-256 of tokens.json; the shard digests inside (`trainer.shard`) are over the *logical*
 columns, not over the file, so they do not depend on the version of the Arrow writer. The reader recomputes all of
 them: a changed token, id, owner or order is refused.
-
-The digest of a shard is SHA-256 over: the ASCII tag, the JCS list of owners in row order ("" where none), then as little-endian
-arrays the indices (u8), record ids (32 bytes, zero for a tombstone), lengths (u4) and tokens (u4).
 """
-# ruff: noqa: N802 - a property with a shape suffix in its name (STYLE 2)
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +22,7 @@ import pyarrow as pa
 
 from provenance.canonical import jcs, parse_json, write_atomic
 from trainer.errors import DataError
+from trainer.shard import SCHEMA, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,20 +31,11 @@ if TYPE_CHECKING:
 FORMAT = 1
 TOKENS_FILE = "tokens.json"
 SHARD_LEAVES = 1 << 12
-SCHEMA = pa.schema(
-    [
-        ("index", pa.uint64()),
-        ("record_id", pa.binary(32)),
-        ("owner", pa.dictionary(pa.int32(), pa.string())),
-        ("tokens", pa.list_(pa.uint32())),
-    ],
-)
 _FIELDS = {
     "format", "corpus_version", "tokenizer_digest", "vocab_size", "end_of_text", "size", "live", "tokens",
     "shard_leaves", "shards",
 }  # fmt: skip
 _SHARD_FIELDS = {"file", "first", "count", "live", "tokens", "digest", "subtree_root"}
-_DIGEST_TAG = b"dataworth-token-shard-1\n"
 _NO_RECORD = bytes(32)
 
 Record = tuple[int, bytes | None, str | None, "Sequence[int] | np.ndarray"]
@@ -127,76 +114,6 @@ def write_tokens(
     )
     write_atomic(folder / TOKENS_FILE, data)
     return hashlib.sha256(data).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The columns of one shard as numpy views of the mapped file."""
-
-    indices_N: np.ndarray
-    """uint64 positions in the corpus."""
-    ids_N32: np.ndarray
-    """uint8 record ids, zero for a tombstone."""
-    owners: list[str | None]
-    """Distinct owners of this shard in dictionary order, then None if some row has no owner."""
-    owner_codes_N: np.ndarray
-    """int32 positions in `owners`."""
-    offsets_N1: np.ndarray
-    """int32 start of each row in `values_T`, and the end."""
-    values_T: np.ndarray
-    """uint32 tokens."""
-
-    @property
-    def lengths_N(self) -> np.ndarray:
-        """Number of tokens per row."""
-        return np.diff(self.offsets_N1)
-
-    @classmethod
-    def of(cls, table: pa.Table, name: str) -> Shard:
-        """Views of a table of SCHEMA.
-
-        Raises:
-            DataError: other columns or types, or offsets that point outside the buffers.
-        """
-        if (
-            table.schema != SCHEMA
-        ):  # the names found are not shown: in a damaged file they may not be text
-            raise DataError(
-                f"{name}: expected the columns {SCHEMA.names} and their types, got others"
-            )
-        try:
-            table.validate(full=True)  # before any raw view: bad offsets must not reach numpy
-        except pa.ArrowException as error:
-            raise DataError(f"{name}: not a readable token shard ({error})") from error
-        if any(column.num_chunks != 1 for column in table.columns):
-            raise DataError(f"{name}: expected one record batch")
-        index, ids, owner, tokens = (column.chunk(0) for column in table.columns)
-        names: list[str | None] = owner.dictionary.to_pylist()
-        ids_N32 = np.frombuffer(ids.buffers()[1], dtype=np.uint8, count=32 * len(ids)).reshape(
-            -1, 32
-        )
-        return cls(
-            _view(index, "<u8"),
-            np.where(_present(ids)[:, None], ids_N32, 0),
-            [*names, None],
-            np.where(_present(owner), _view(owner.indices, "<i4"), len(names)),
-            _view(tokens.offsets, "<i4"),
-            _view(tokens.values, "<u4"),
-        )
-
-    def digest(self) -> str:
-        """Hex SHA-256 over the logical columns; see the module docstring."""
-        state = hashlib.sha256(_DIGEST_TAG)
-        state.update(jcs([self.owners[code] or "" for code in self.owner_codes_N]))
-        state.update(np.ascontiguousarray(self.indices_N, dtype="<u8").tobytes())
-        state.update(np.ascontiguousarray(self.ids_N32).tobytes())
-        state.update(self.lengths_N.astype("<u4").tobytes())
-        first, last = int(self.offsets_N1[0]), int(self.offsets_N1[-1])
-        # On a little-endian machine this is a view: the largest column is hashed without a copy.
-        state.update(
-            np.ascontiguousarray(self.values_T[first:last], dtype="<u4").view(np.uint8).data
-        )
-        return state.hexdigest()
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], str]:
@@ -318,28 +235,6 @@ def _table(rows: list[Record], first: int, vocab_size: int, end_of_text: int) ->
         ],
         schema=SCHEMA,
     )
-
-
-def _view(array: pa.Array, kind: str) -> np.ndarray:
-    """A primitive Arrow array as numpy, without a copy.
-
-    `array.to_numpy()` would do the same, but imports pandas, half a second for every process that starts.
-    """
-    data = array.buffers()[1]
-    if data is None:
-        return np.empty(0, dtype=kind)
-    start = array.offset * np.dtype(kind).itemsize
-    return np.frombuffer(data, dtype=kind, count=len(array), offset=start)
-
-
-def _present(array: pa.Array) -> np.ndarray:
-    """Which entries of an unsliced Arrow array are not null."""
-    bits = array.buffers()[0]
-    if bits is None:
-        return np.ones(len(array), dtype=bool)
-    return np.unpackbits(
-        np.frombuffer(bits, dtype=np.uint8), count=len(array), bitorder="little"
-    ).astype(bool)
 
 
 def _root_at(roots: Sequence[bytes | str] | None, number: int) -> str:

@@ -56,6 +56,8 @@ class Groups:
     """Places in a flattened [B, T] array; the first count_N[0] are of record 0, and so on."""
     group_P: Tensor
     """Number of the record that each of them is of."""
+    whole: bool = False
+    """Whether position_P is all positions in order, so that nothing need be picked."""
 
 
 @dataclass(slots=True)
@@ -230,7 +232,8 @@ def outer_sums(g_PO: Tensor, a_PI: Tensor, count_N: NDArray[Any]) -> Tensor:
 
 def _picked(values: Tensor, groups: Groups) -> Tensor:
     """Rows of [B, T, X] in the order of the groups."""
-    return values.reshape(-1, values.shape[-1]).index_select(0, groups.position_P)
+    rows_PX = values.reshape(-1, values.shape[-1])
+    return rows_PX if groups.whole else rows_PX.index_select(0, groups.position_P)
 
 
 def _sums(values_PX: Tensor, groups: Groups) -> Tensor:

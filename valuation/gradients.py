@@ -86,6 +86,8 @@ class Segments:
     """Segment number of each of the P covered positions."""
     position_P: NDArray[np.int64]
     """Their places in a flattened [B, T] array."""
+    num_positions: int
+    """B T."""
 
     @classmethod
     def of(cls, batch: Batch) -> Segments:
@@ -105,6 +107,7 @@ class Segments:
             count_S=count_S,
             segment_P=segment_P,
             position_P=np.repeat(start_S, count_S) + within_P,
+            num_positions=batch.tokens_BT.size,
         )
 
     def sums(self, values_BT: NDArray[Any]) -> NDArray[np.float64]:
@@ -125,11 +128,14 @@ class Segments:
         index_N, record_S = np.unique(self.index_S, return_inverse=True)
         record_P = record_S[self.segment_P]
         order_P = np.argsort(record_P, kind="stable")
+        ordered_P = self.position_P[order_P]
         return Groups(
             index_N=index_N,
             count_N=np.bincount(record_P, minlength=len(index_N)),
-            position_P=torch.from_numpy(self.position_P[order_P]).to(device),
+            position_P=torch.from_numpy(ordered_P).to(device),
             group_P=torch.from_numpy(record_P[order_P]).to(device),
+            whole=len(ordered_P) == self.num_positions
+            and np.array_equal(ordered_P, np.arange(len(ordered_P))),
         )
 
 
@@ -202,7 +208,7 @@ def captured_pass(
         nll_BT, detached.
 
     Raises:
-        GradientError: a loss that isn't finite, with the records that it is of.
+        GradientError: a loss that isn't finite, with the records that it is of, or a parameter whose use can't be seen.
     """
     with capture:
         nll_BT = token_losses(model, batch, draw)
@@ -216,6 +222,11 @@ def captured_pass(
         # With respect to the outputs of the layers: nothing accumulates in the model, no weight gradient is formed.
         if capture.outputs:
             torch.autograd.grad(nll_BT.sum(), capture.outputs, allow_unused=True)
+    if unseen := sorted(set(capture.shapes) - {site.parameter for site in capture.sites}):
+        raise GradientError(
+            f"{unseen[0]}: expected its module to be called in the forward pass, got no call; a parameter that is used "
+            "as a bare tensor has a gradient that can't be seen here: call its module, or freeze it"
+        )
     return nll_BT.detach()
 
 

@@ -1,38 +1,30 @@
 """In-run data value: what each record did to the buyer's loss in one real training.
 
-Step t moves the weights from w_t to w_{t+1}. To first order the target loss L falls by
-``<grad L(w_t), w_t - w_{t+1}>``, and that is linear in what moved the weights. AdamW with clip
-factor c_t and D_t = sqrt(v/(1-b2^t)) + eps, *both moments taken after the step*, makes it four parts:
+Step t moves the weights from w_t to w_{t+1}, and the target loss falls by a number that is measured, not estimated:
 
-    L(w_t) - L(w_{t+1}) = own + momentum + decay + curvature
-    own       = sum_r credit_r,
-    credit_r  = lr_t (1-b1)/(1-b1^t) c_t <D_t^-1 grad L(w_t), G_r / n_t>       this step's gradients
-    momentum  = the first moment's older gradients;  decay = lr_t wd <grad L, w_t> on matrices
-    curvature = what the first order misses
+    L(w_t) - L(w_{t+1}) = sum_r credit_r + momentum + decay + curvature
 
-G_r is the gradient of record r's summed loss and n_t the labels in the batch, so one backward pass
-and `valuation.gradients.Capture` give all credits. **A record is credited for its gradient in the
-step that computes it and in no later one**: with b1 = 0.9 most of the movement is momentum, which
-is reported, not attributed. The *residual* ``drop - own`` of every step stands in residuals.jsonl
-with its three parts. It is large, and it is the point: unscaled credits must not be read as shares
-of the loss.
+credit_r is the effect of record r's gradient in the optimiser's actual update (AdamW or Muon: preconditioner, clip
+factor, bias correction), along a direction that `valuation.credit` names the *form*: first order, second order (one
+Hessian-vector product per step) or, the default, the trapezoid, which is the second order without its cost. One
+backward pass and `valuation.capture.Capture` give all credits.
 
-The *rescaled* credit closes the books: ``rescaled_r = credit_r + residual |credit_r| / sum |credit|``.
-When all credits of a step have one sign this is multiplication by drop / own, and unlike that it
-stays bounded when own is near zero. Summed over records and steps it is L(w_0) - L(w_T) exactly.
-The *SGD form* ``lr_t c_t <grad L, G_r / n_t>``, the published one, is reported beside it; under AdamW
-it is a heuristic.
+**A record is credited for its gradient in the step that computes it and in no later one**: with b1 = 0.9 most of the
+movement is momentum, which is reported, not attributed. The *residual* ``drop - sum_r credit_r`` of every step stands
+in residuals.jsonl with its three parts. It is large, and it is the point: unscaled credits must not be read as shares
+of the loss. The rescaled credits may: summed over records and steps they are L(w_0) - L(w_T) exactly.
 
-Cost: per step one forward and backward pass over a fixed sample of target rows; the target loss
-after step t is the one that step t + 1 needs anyhow, so only the last step adds a forward pass.
+Cost: per step one forward and backward pass over a fixed sample of target rows, and one product per layer and form,
+a third of the layer's own work. `second` and `sgd_second` add about three gradients of the target sample each.
 
-What it does not show: the value of a record in *another* run. Credits depend on when a record was
-seen, and duplicates share what one copy would have got. For pay use retraining (`valuation.proxy`).
+The training is, bit for bit, the one that `trainer.loop` would do, with accumulation and with the loss-spike guard:
+a step whose update the guard leaves out earns nobody anything. Accumulation saves no memory here, since the credits
+need the activations of the whole batch until the optimiser has moved.
 
-Legend: N records of the corpus, S segments of a batch.
+What it does not show: the value of a record in *another* run. Credits depend on when a record was seen, and
+duplicates share what one copy would have got. For pay use retraining (`valuation.proxy`).
 
-Source: In-Run Data Shapley, arXiv 2406.11011, eq. 4 (first order); the AdamW form, the split of the
-residual and the rescaling are ours.
+Source: In-Run Data Shapley, arXiv 2406.11011; see `valuation.credit` for what is ours.
 """
 
 from __future__ import annotations
@@ -41,105 +33,61 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from provenance.canonical import write_atomic
+from trainer.checkpoint import model_state
 from trainer.data import BatchPlan, TokenStore, pack
-from trainer.errors import EXIT_DONE
+from trainer.errors import EXIT_DONE, SpecError
+from trainer.guard import EVENTS_FILE, SpikeGuard, append_event
 from trainer.inputs import batch_plan, initial_model
 from trainer.journal import RESULT_FILE, write_result
+from trainer.manifest import manifest_of
+from trainer.mesh import Mesh
 from trainer.metrics import ProgressWriter
+from trainer.microbatch import MicroBatches
 from trainer.objective import LanguageModelling
-from trainer.optim import AdamW, build_optimizer, learning_rate
+from trainer.optim import build_optimizer, learning_rate
 from trainer.root import state_root
+from trainer.saver import Saver
 from trainer.spec import run_digest
 from trainer.step import StepReport, train_step
+from valuation.capture import Capture
+from valuation.credit import (
+    DEFAULT_FORMS,
+    Form,
+    Ledger,
+    Residual,
+    StepCredit,
+    check_forms,
+    rescale,
+    residual_line,
+)
+from valuation.displacement import Displacement, inner
+from valuation.dots import token_dots
 from valuation.errors import GradientError
-from valuation.gradients import Aggregate, Capture, Segments, aggregate_gradient, mean_loss
+from valuation.gradients import Aggregate, Segments, aggregate_gradient, mean_loss, token_losses
+from valuation.hessian import hessian_product
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from trainer.data import Batch
+    from trainer.model import Transformer
     from trainer.spec import OptimSpec, RunSpec
 
 # Rounding of float32 sums is near 1e-5 of the credits' size; a missed use of a parameter is near 1.
 COMPLETENESS_TOLERANCE = 1e-2
 INFLUENCE_FILE, RESIDUALS_FILE = "influence.parquet", "residuals.jsonl"
-_EXTRA = {"target", "target_digest", "target_rows"}
-
-
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """The books of one step, in nats per target token; positive = the target loss fell."""
-
-    step: int
-    """Counted from 1."""
-    drop: float
-    """True fall of the target loss: L(w_t) - L(w_{t+1})."""
-    credit: float
-    """Sum of the records' credits (own)."""
-    credit_sgd: float
-    """Sum of the credits in SGD form."""
-    residual: float
-    """drop - credit = momentum + decay + curvature."""
-    momentum: float
-    """First-order effect of older gradients in the first moment."""
-    decay: float
-    """First-order effect of weight decay."""
-    curvature: float
-    """drop minus the whole first-order effect of the step."""
-    target_loss: float
-    """L(w_t)."""
-    lr: float
-    """Step size."""
-    clip_factor: float
-    """Factor on the gradient, 1 when it was not clipped."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepCredit:
-    """Credits of one step, per segment of its batch."""
-
-    segments: Segments
-    """Which record each segment is of."""
-    credit_S: NDArray[np.float64]
-    """AdamW form."""
-    sgd_S: NDArray[np.float64]
-    """SGD form."""
-    rescaled_S: NDArray[np.float64]
-    """AdamW form, rescaled: sums to `residual.drop`."""
-    residual: Residual
-    """The books of the step."""
-    report: StepReport
-    """Training loss, norm and tokens."""
-
-
-def rescale(
-    credit_S: NDArray[np.float64], drop: float, weight_S: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Credits that sum to the true drop, moved in proportion to their size.
-
-    Args:
-        credit_S: first-order credits.
-        drop: what they must sum to.
-        weight_S: shares to use when all credits are zero, such as tokens; not all zero.
-
-    Returns:
-        credit + (drop - sum credit) * |credit| / sum |credit|.
-    """
-    size_S = np.abs(credit_S)
-    if not size_S.sum() > 0:
-        size_S = weight_S
-    # fsum: the promise is an exact sum, so no more rounding than the result itself needs.
-    return credit_S + (drop - math.fsum(credit_S)) * (size_S / size_S.sum())
+TARGET_SHARE = 8
+"""Rows of a batch per row of the default target sample: the target's gradient costs an eighth of a step."""
+_EXTRA = {"target", "target_digest", "target_rows", "forms"}
 
 
 def credited_steps(
@@ -148,6 +96,9 @@ def credited_steps(
     target: list[Batch],
     optim: OptimSpec,
     steps: int,
+    *,
+    forms: Sequence[str] = DEFAULT_FORMS,
+    guard: SpikeGuard | None = None,
 ) -> Iterator[StepCredit]:
     """Train, and say after every step what each record did to the target loss.
 
@@ -157,78 +108,164 @@ def credited_steps(
         target: packed rows of the target sample, the same for every step.
         optim: optimiser and schedule.
         steps: number of steps.
+        forms: the credits to compute, see `valuation.credit`; the first is the main one.
+        guard: decides which steps update the weights; None = all.
 
     Yields:
         One StepCredit per step.
 
     Raises:
-        NumericalError: loss or gradient is not finite.
-        GradientError: the target predicts no token, the model has a part without formula, or the optimiser is not adamw.
+        NumericalError: loss or gradient is not finite, without a guard or beyond its limit.
+        GradientError: the target predicts no token, the model has a part without formula, or an unknown form.
     """
+    asked = check_forms(forms)
     optimizer, capture = build_optimizer(model, optim), Capture(model)
-    if not isinstance(optimizer, AdamW):
-        raise GradientError(f"optim.name: the credits are those of adamw, got {optim.name!r}")
-    objective = LanguageModelling(plan)
-    aim = aggregate_gradient(model, target)
+    objective, pieces = LanguageModelling(plan), plan.spec.accumulation
+    aim = _aim(model, target)
     for step in range(steps):
         optimizer.lr = learning_rate(step, optim, steps)
-        before = {name: p.detach().clone() for name, p in optimizer.parameters.items()}
+        displacement = Displacement(optimizer)
         batch = plan.batch(step)
+        segments, parts = Segments.of(batch), _parts(batch, pieces)
+        totals_K = torch.stack([objective.counts(part) for part in parts]).sum(0)
         with capture:
-            tensors = batch.tensors()
             report = train_step(
-                model, optimizer, objective, tensors, objective.counts(tensors), clip_norm=optim.clip_norm,
+                model, optimizer, objective, parts, totals_K,
+                clip_norm=optim.clip_norm, accept=guard.accept if guard else None,
             )  # fmt: skip
-        segments = Segments.of(batch)
+        if not report.updated:
+            yield _left_out(step, optimizer.lr, aim.loss, segments, asked, report)
+            continue
         clip = _clip_factor(report.grad_norm, optim.clip_norm)
-        share = optimizer.lr * clip * _own_share(optimizer)
-        credit_S = share * segments.sums(
-            capture.token_dots(_preconditioned(aim, optimizer)).numpy()
-        )
-        sgd_S = optimizer.lr * clip * segments.sums(capture.token_dots(aim.direction).numpy())
-        _check_complete(sgd_S, aim, optimizer)
-        after = aggregate_gradient(model, target) if step + 1 < steps else None
+        ahead = step + 1 < steps or "trapezoid" in asked
+        after = _aim(model, target) if ahead else None
         drop = aim.loss - (after.loss if after else mean_loss(model, target))
-        first_order, decay = _first_order(aim, before, optimizer)
-        own = math.fsum(credit_S)
+        books = _Books(model, target, displacement, aim, after, clip)
+        credits_S = {}
+        for form in asked:
+            own_direction = books.own_direction(form)
+            dots_BT = _token_dots(capture, own_direction, pieces)
+            credits_S[form] = clip * segments.sums(dots_BT.cpu().numpy())
+            _check_complete(credits_S[form], inner(own_direction, displacement.gradient()))
+        main = asked[0]
+        own = math.fsum(credits_S[main])
         yield StepCredit(
             segments=segments,
-            credit_S=credit_S,
-            sgd_S=sgd_S,
-            rescaled_S=rescale(credit_S, drop, segments.count_S.astype(np.float64)),
-            residual=Residual(
-                step=step + 1,
-                drop=drop,
-                credit=own,
-                credit_sgd=math.fsum(sgd_S),
-                residual=drop - own,
-                momentum=first_order - own - decay,
-                decay=decay,
-                curvature=drop - first_order,
-                target_loss=aim.loss,
-                lr=optimizer.lr,
-                clip_factor=clip,
-            ),
+            credits_S=credits_S,
+            rescaled_S=rescale(credits_S[main], drop, segments.count_S.astype(np.float64)),
+            residual=books.residual(step + 1, main, own, drop),
             report=report,
         )
         if after:
             aim = after
 
 
-def _check_complete(sgd_S: NDArray[np.float64], aim: Aggregate, optimizer: AdamW) -> None:
-    """The credits in SGD form must add up to what the whole gradient gives.
+def _aim(model: nn.Module, target: list[Batch]) -> Aggregate:
+    """`aggregate_gradient` for a list of batches, without passes over the weights that a list makes needless."""
+    labels = sum(batch.num_labels for batch in target)
+    if len(target) != 1 or not labels:
+        return aggregate_gradient(model, target)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    loss = token_losses(model, target[0]).double().sum() / labels
+    grads = torch.autograd.grad(loss, list(named.values()))
+    return Aggregate(dict(zip(named, grads, strict=True)), loss.item(), labels)
+
+
+class _Books:
+    """The directions of one step, and what the whole step did along them."""
+
+    def __init__(
+        self, model: nn.Module, target: list[Batch], displacement: Displacement, aim: Aggregate, after: Aggregate | None, clip: float,
+    ) -> None:  # fmt: skip
+        self.model, self.target, self.displacement = model, target, displacement
+        self.aim, self.after, self.clip = aim, after, clip
+        self.moved = displacement.moved()
+        self.lr = displacement.optimizer.lr
+        self._directions: dict[Form, dict[str, Tensor]] = {}
+
+    def direction(self, form: Form) -> dict[str, Tensor]:
+        """V of a form, computed once."""
+        if form not in self._directions:
+            self._directions[form] = self._direction(form)
+        return self._directions[form]
+
+    def _direction(self, form: Form) -> dict[str, Tensor]:
+        first = self.aim.direction
+        if form == "trapezoid":
+            assert self.after is not None
+            later = self.after.direction
+            return {name: torch.lerp(value, later[name], 0.5) for name, value in first.items()}
+        if form in ("first", "sgd"):
+            return first
+        vector = self.moved
+        if form == "sgd_second":
+            vector = {name: self.lr * g for name, g in self.displacement.gradient().items()}
+        bend = hessian_product(self.model, self.displacement.before, self.target, vector)
+        return {name: torch.sub(value, bend[name], alpha=0.5) for name, value in first.items()}
+
+    def own_direction(self, form: Form) -> Mapping[str, Tensor]:
+        """A V: what a record's clipped mean gradient is multiplied by."""
+        direction = self.direction(form)
+        if form in ("sgd", "sgd_second"):
+            return {name: self.lr * value for name, value in direction.items()}
+        return self.displacement.own_map(direction)
+
+    def residual(self, step: int, form: Form, own: float, drop: float) -> Residual:
+        """The books in the main form, and in first order beside it."""
+        first = self.aim.direction
+        # The published forms know no momentum: all that isn't theirs is measured along the first order.
+        along = first if form in ("sgd", "sgd_second") else self.direction(form)
+        whole, whole_first = inner(along, self.moved), inner(first, self.moved)
+        decay = self.displacement.decayed(along)
+        return Residual(
+            step=step,
+            drop=drop,
+            credit=own,
+            residual=drop - own,
+            momentum=whole - own - decay,
+            decay=decay,
+            curvature=drop - whole,
+            curvature_first=drop - whole_first,
+            target_loss=self.aim.loss,
+            lr=self.lr,
+            clip_factor=self.clip,
+        )
+
+
+def _parts(batch: Batch, pieces: int) -> MicroBatches:
+    """A step's batch as `trainer.microbatch.take_batch` would cut it for one process."""
+    rows = len(batch.tokens_BT)
+    return MicroBatches(
+        batch.rows(rows * piece // pieces, rows * (piece + 1) // pieces).tensors()
+        for piece in range(pieces)
+    )
+
+
+def _left_out(
+    step: int, lr: float, loss: float, segments: Segments, forms: tuple[Form, ...], report: StepReport
+) -> StepCredit:  # fmt: skip
+    """A step that the guard refused: the weights stand, nobody earned anything."""
+    nothing_S = np.zeros(len(segments.index_S))
+    books = Residual(step + 1, 0, 0, 0, 0, 0, 0, 0, loss, lr, 0.0, updated=False)
+    return StepCredit(segments, dict.fromkeys(forms, nothing_S), nothing_S, books, report)
+
+
+def _token_dots(capture: Capture, direction: Mapping[str, Tensor], pieces: int) -> Tensor:
+    """<gradient, direction> split over positions [B, T]; with accumulation each piece has its own passes."""
+    width = len(capture.sites) // pieces
+    passes = [capture.sites[piece * width : (piece + 1) * width] for piece in range(pieces)]
+    return torch.cat([token_dots(sites, direction) for sites in passes])
+
+
+def _check_complete(credit_S: np.ndarray, whole: float) -> None:
+    """The credits must add up to what the whole gradient gives.
 
     A use of a parameter that the capture doesn't see (a head called as a function, say) would
     otherwise be a silent zero. The clipped gradient is still there, so the control is free.
     """
-    whole = math.fsum(
-        (aim.direction[name].double() * p.grad.double()).sum().item()
-        for name, p in optimizer.parameters.items()
-        if p.grad is not None
-    )
-    size = float(np.abs(sgd_S).sum()) + 1e-30
-    error = abs(optimizer.lr * whole - math.fsum(sgd_S)) / size
-    if error > COMPLETENESS_TOLERANCE:
+    size = float(np.abs(credit_S).sum()) + 1e-30
+    error = abs(whole - math.fsum(credit_S)) / size
+    if not error <= COMPLETENESS_TOLERANCE:
         raise GradientError(
             f"credits: expected them to add up to the whole gradient's, got a relative error of {error:.1e}; "
             "the model uses a parameter where the capture can't see it",
@@ -238,36 +275,6 @@ def _check_complete(sgd_S: NDArray[np.float64], aim: Aggregate, optimizer: AdamW
 def _clip_factor(norm: float, clip_norm: float) -> float:
     """What `trainer.step.train_step` multiplies the gradient by."""
     return clip_norm / (norm + 1e-6) if clip_norm and norm > clip_norm else 1.0
-
-
-def _own_share(optimizer: AdamW) -> float:
-    """Weight of the newest gradient in the bias-corrected first moment."""
-    beta = optimizer.spec.betas[0]
-    return (1 - beta) / (1 - beta ** int(optimizer.count.item()))
-
-
-def _preconditioned(aim: Aggregate, optimizer: AdamW) -> dict[str, Tensor]:
-    """D^-1 grad L, with D as the step that was just done used it."""
-    correction = 1 - optimizer.spec.betas[1] ** int(optimizer.count.item())
-    return {
-        name: grad / ((optimizer.second[name] / correction).sqrt() + optimizer.spec.eps)
-        for name, grad in aim.direction.items()
-    }
-
-
-def _first_order(
-    aim: Aggregate, before: dict[str, Tensor], optimizer: AdamW
-) -> tuple[float, float]:
-    """<grad L, w_t - w_{t+1}>, and the part of it that is weight decay, both in float64."""
-    moved, decayed = [], []
-    for name, old in before.items():
-        grad = aim.direction[name].double()
-        moved.append(
-            (grad * (old.double() - optimizer.parameters[name].detach().double())).sum().item()
-        )
-        if old.dim() > 1:  # as in trainer.optim: matrices only
-            decayed.append((grad * old.double()).sum().item())
-    return math.fsum(moved), optimizer.lr * optimizer.spec.weight_decay * math.fsum(decayed)
 
 
 def target_sample(
@@ -306,53 +313,54 @@ def train(run: RunSpec, directory: Path) -> int:
 
     Args:
         run: one process; `config.extra` holds `target` (token folder, absolute or relative to the run's
-            folder), optionally `target_digest` and `target_rows` (rows of the sample, default the rows of
-            a batch, which about doubles the cost of training).
-        directory: the run's folder; progress.jsonl, residuals.jsonl, influence.parquet and, last,
-            result.json are written there. A run that was stopped starts anew and gives the same numbers.
+            folder), optionally `target_digest`, `target_rows` (rows of the sample, default an eighth of the
+            rows of a batch, at least 1) and `forms` (list, see `valuation.credit`; the first is the main one).
+        directory: the run's folder; progress.jsonl, residuals.jsonl, influence.parquet, events.jsonl of a
+            guard and, last, result.json are written there. A run that was stopped starts anew and gives the
+            same numbers. The trained weights stand in step-N, a checkpoint of weights alone.
 
     Returns:
         EXIT_DONE.
 
     Raises:
         GradientError: settings that can't be meant, or a target without predicted tokens.
+        SpecError: a precision or a guard that has no exact credits.
         DataError: tokens or excluded records are not the committed ones.
         NumericalError: loss or gradient is not finite.
     """
-    extra, batch = run.config.extra, run.config.batch
-    unknown = sorted(set(extra) - _EXTRA)
-    if unknown or "target" not in extra:
-        raise GradientError(
-            f"config.extra: expected target and at most {sorted(_EXTRA)}, got {sorted(extra)}"
-        )
-    num_rows = int(extra.get("target_rows", batch.rows))
-    if run.layout.world_size != 1 or run.steps < 1 or num_rows < 1:
-        raise GradientError(
-            f"run: expected one process, steps >= 1 and target_rows >= 1, got {run.layout.world_size}, "
-            f"{run.steps} and {num_rows}",
-        )
+    batch = run.config.batch
+    num_rows, forms = _settings(run)
     plan = batch_plan(run, directory)
+    extra = run.config.extra
     target_store = TokenStore.open(directory / extra["target"], extra.get("target_digest"))
     target = target_sample(target_store, run.seed, num_rows, batch.length, batch.rows)
     model = initial_model(run, directory)
-    (directory / RESULT_FILE).unlink(missing_ok=True)
-    ledger = _Ledger(plan)
+    for name in (RESULT_FILE, EVENTS_FILE):
+        (directory / name).unlink(missing_ok=True)
+    ledger = Ledger(plan, forms)
+    guard = SpikeGuard(run.config.guard, Mesh()) if run.config.guard else None
     with (
         ProgressWriter(directory / "progress.jsonl", 0) as progress,
         (directory / RESIDUALS_FILE).open("w", encoding="utf-8") as residuals,
     ):
-        for done in credited_steps(model, plan, target, run.config.optim, run.steps):
+        for done in credited_steps(
+            model, plan, target, run.config.optim, run.steps, forms=forms, guard=guard
+        ):
             ledger.add(done)
-            residuals.write(json.dumps(asdict(done.residual)) + "\n")
+            books = done.residual
+            residuals.write(json.dumps(residual_line(books)) + "\n")
+            residuals.flush()
+            if guard and not books.updated:
+                line = guard.event(books.step, done.report.loss, done.report.grad_norm, "none")
+                append_event(directory, line)
             progress.write(
-                done.residual.step, done.report.loss, done.report.tokens,
-                lr=done.residual.lr, grad_norm=done.report.grad_norm, target_loss=done.residual.target_loss,
-                credit=done.residual.credit, drop=done.residual.drop,
+                books.step, done.report.loss, done.report.tokens, lr=books.lr, grad_norm=done.report.grad_norm,
+                target_loss=books.target_loss, drop=books.drop, credit=books.credit, residual=books.residual,
+                curvature=books.curvature,
             )  # fmt: skip
-        residuals.flush()
         os.fsync(residuals.fileno())
     write_atomic(directory / INFLUENCE_FILE, ledger.parquet())
-    parameters = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    root = _save(run, model, directory)
     write_result(
         directory,
         {
@@ -361,69 +369,51 @@ def train(run: RunSpec, directory: Path) -> int:
             "status": "done",
             "steps": run.steps,
             "final_loss": done.report.loss,
-            "checkpoint_root": "none",
-            "model_root": state_root(parameters),
+            "checkpoint": f"step-{run.steps}",
+            "checkpoint_root": root,
             "run_digest": run_digest(run),
             "tokens_digest": run.tokens_digest,
             "target_digest": target_store.digest,
             "target_labels": sum(part.num_labels for part in target),
             "unit": "nat",
+            "forms": ",".join(ledger.forms),
+            "skipped": sum(not line.updated for line in ledger.residuals),
             **ledger.sums(),
         },
     )
     return EXIT_DONE
 
 
-class _Ledger:
-    """Sums per record and over the run."""
+def _save(run: RunSpec, model: Transformer, directory: Path) -> str:
+    """Keep the trained weights, for whoever scores records at them; returns their root."""
+    weights = model_state(model)
+    root = state_root(weights)
+    Saver(directory, Mesh(), 1).save(manifest_of(run, run.steps, root, len(weights)), weights)
+    return root
 
-    def __init__(self, plan: BatchPlan) -> None:
-        self.store = plan.store
-        self.planned_N = plan.order.index_N.astype(np.int64)
-        self.columns = {
-            name: np.zeros(plan.store.size)
-            for name in ("credit", "credit_rescaled", "credit_sgd", "steps", "tokens")
-        }
-        self.residuals: list[Residual] = []
 
-    def add(self, done: StepCredit) -> None:
-        """Book one step."""
-        index_S = done.segments.index_S
-        for name, values_S in (
-            ("credit", done.credit_S), ("credit_rescaled", done.rescaled_S), ("credit_sgd", done.sgd_S),
-            ("tokens", done.segments.count_S),
-        ):  # fmt: skip
-            np.add.at(self.columns[name], index_S, values_S)
-        self.columns["steps"][np.unique(index_S)] += 1
-        self.residuals.append(done.residual)
-
-    def sums(self) -> dict[str, float]:
-        """The books of the whole run."""
-        names = ("drop", "credit", "credit_sgd", "residual", "momentum", "decay", "curvature")
-        return {
-            f"sum_{name}": math.fsum(getattr(line, name) for line in self.residuals)
-            for name in names
-        }
-
-    def parquet(self) -> bytes:
-        """influence.parquet: every record of the plan, also those that no step reached (steps_seen 0)."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        index_N = self.planned_N
-        table = pa.table(
-            {
-                "record_id": pa.array(
-                    [self.store.record_id(int(i)) for i in index_N], pa.binary(32)
-                ),
-                "index": pa.array(index_N, pa.uint64()),
-                "credit": pa.array(self.columns["credit"][index_N]),
-                "credit_rescaled": pa.array(self.columns["credit_rescaled"][index_N]),
-                "credit_sgd": pa.array(self.columns["credit_sgd"][index_N]),
-                "steps_seen": pa.array(self.columns["steps"][index_N].astype(np.int64)),
-                "tokens_seen": pa.array(self.columns["tokens"][index_N].astype(np.int64)),
-            },
+def _settings(run: RunSpec) -> tuple[int, tuple[Form, ...]]:
+    """Rows of the target sample and forms; whatever has no exact credits is refused."""
+    config, extra = run.config, run.config.extra
+    unknown = sorted(set(extra) - _EXTRA)
+    if unknown or "target" not in extra:
+        raise GradientError(
+            f"config.extra: expected target and at most {sorted(_EXTRA)}, got {sorted(extra)}"
         )
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
-        return sink.getvalue().to_pybytes()
+    num_rows = int(extra.get("target_rows", max(1, config.batch.rows // TARGET_SHARE)))
+    if run.layout.world_size != 1 or run.steps < 1 or num_rows < 1:
+        raise GradientError(
+            f"run: expected one process, steps >= 1 and target_rows >= 1, got {run.layout.world_size}, "
+            f"{run.steps} and {num_rows}",
+        )
+    if config.precision == "bfloat16":
+        raise SpecError(
+            "config.precision: in-run credit needs the gradients that moved the weights, and bfloat16 rounds them "
+            "after the positions were added up; expected float32 or float64"
+        )
+    if config.guard and config.guard.action == "rollback":
+        raise SpecError(
+            "config.guard.action: in-run credit keeps no checkpoint to go back to, and steps that are undone would "
+            "keep their credit; expected skip"
+        )
+    return num_rows, check_forms(extra.get("forms", list(DEFAULT_FORMS)))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from trainer.choices import BatchSpec, OptimSpec
     from trainer.model import Transformer
+    from trainer.optim import Stateful
 
 IDLE_WORKER_TIMEOUT_S = 60
 Job = TypeVar("Job")
@@ -122,7 +123,7 @@ def fit_rows(
     model: Transformer,
     rows: TrainingRows,
     optim: OptimSpec,
-    after: Callable[[int, Transformer], None] | None = None,
+    after: Callable[[int, Transformer, Stateful], None] | None = None,
 ) -> None:
     """Train a model on rows, in their order, every row once.
 
@@ -131,7 +132,7 @@ def fit_rows(
         rows: the training.
         optim: a warm-up longer than a fifth of the steps is cut to it, else the shortest subsets would train with a
             fraction of the step size.
-        after: called with the number of finished steps, from 0, and the model.
+        after: called with the number of finished steps, from 0, the model and the optimiser.
 
     Raises:
         NumericalError: a loss or gradient that is not finite.
@@ -147,7 +148,7 @@ def fit_rows(
     # The objective asks its plan for batches only, and TrainingRows answers as a BatchPlan does.
     objective = LanguageModelling(rows)  # type: ignore[arg-type]
     if after:
-        after(0, model)
+        after(0, model, optimizer)
     for step in range(rows.steps):
         optimizer.lr = learning_rate(step, optim, rows.steps)
         part = objective.batch(step, 0, 1)
@@ -156,7 +157,7 @@ def fit_rows(
             totals_K = torch.tensor([rows.divisor_S[step]], dtype=totals_K.dtype)
         train_step(model, optimizer, objective, part, totals_K, clip_norm=optim.clip_norm)
         if after:
-            after(step + 1, model)
+            after(step + 1, model, optimizer)
 
 
 @lru_cache(maxsize=8)  # a worker trains many subsets of one store

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from trainer.choices import BatchSpec, OptimSpec
     from trainer.data import TokenStore
     from trainer.model import Transformer
+    from trainer.optim import Stateful
     from trainer.shape import ModelSpec
 
 
@@ -178,13 +179,25 @@ def _live(store: TokenStore, member_N: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A training in its middle."""
+
+    weights: dict[str, Tensor]
+    """Copies of the weights by parameter name."""
+    optimizer: dict[str, Tensor]
+    """Copies of the optimiser's state, named as `trainer.optim` names it."""
+    lr: float
+    """Step size of the last step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
     """A model trained on a subset, with weights it had on the way."""
 
     model: Transformer
     """After the last step."""
-    states: dict[int, dict[str, Tensor]]
-    """Finished steps -> copies of the weights by parameter name."""
+    states: dict[int, Snapshot]
+    """By number of finished steps."""
     steps: int
     """Optimiser steps."""
 
@@ -198,7 +211,7 @@ def fit_subset(
         setting: what all retrainings share.
         member_N: which records.
         seed: of initial weights and order.
-        keep: numbers of finished steps at which to copy the weights; negative ones count from the end, -1 = the last.
+        keep: numbers of finished steps at which to copy weights and optimiser; negative ones count from the end, -1 = the last.
 
     Returns:
         The model and the copies: the same bits as a retraining of the bank has.
@@ -207,11 +220,15 @@ def fit_subset(
 
     rows = setting.rows(_live(setting.stores()[0], member_N), seed)
     wanted = {step if step >= 0 else rows.steps + 1 + step for step in keep}
-    states: dict[int, dict[str, Tensor]] = {}
+    states: dict[int, Snapshot] = {}
 
-    def copy(step: int, model: Transformer) -> None:
+    def copy(step: int, model: Transformer, optimizer: Stateful) -> None:
         if step in wanted:
-            states[step] = {n: p.detach().clone() for n, p in model.named_parameters()}
+            states[step] = Snapshot(
+                {name: p.detach().clone() for name, p in model.named_parameters()},
+                {name: value.detach().clone() for name, value in optimizer.state().items()},
+                optimizer.lr,
+            )
 
     model = Transformer(setting.model)
     init_parameters(model, seed)

@@ -45,13 +45,19 @@ def verify(
             "--key", "--vkey", help="Verifier key from a source you trust; default the home's own."
         ),
     ] = "",
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="After a rotation: the key list (the ledger's file `keys`); --key is then the root's."
+        ),
+    ] = None,
 ) -> None:
     """Say yes or no, and why: the whole home, or one owner's receipt."""
     if receipt.endswith((".json", ".tlog-proof")):
         path = Path(
             receipt.removesuffix(".tlog-proof").removesuffix(".receipt.json") + ".receipt.json"
         )
-        _answer(receipt, lambda: _receipt_facts(path, vkey))
+        _answer(receipt, lambda: _receipt_facts(path, vkey, keys))
         return
     site = this_site()
     if receipt:
@@ -59,7 +65,7 @@ def verify(
         _answer(
             receipt,
             lambda: _receipt_facts(
-                site.home.receipts / issued["version"] / f"{receipt}.receipt.json", vkey
+                site.home.receipts / issued["version"] / f"{receipt}.receipt.json", vkey, keys
             ),
         )
         return
@@ -91,7 +97,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("checkpoint: files, manifest and root are those in the ledger", trail.checkpoint, ("checkpoint",)),
         ("prices: the rule applied to the committed values, sum to the pool", trail.prices, ("prices",)),
         ("receipts: every owner's verifies offline", trail.receipts, ("receipts",)),
-        ("erasure: no suspended record is in HEAD", trail.suspended, ("erasure_request",)),
+        ("erasure: no suspended record is in HEAD, nothing sealed is left of a shredded one", trail.erasure, ("erasure_request",)),
         ("phases: every phase of the training answers every question, and its check passed", trail.phases, ("checkpoint",)),
         ("gold model: files, manifest and root are those in the ledger", trail.model, ("gold_checkpoint",)),
         ("unlearned model: files, manifest and root are those in the ledger", trail.model, ("unlearned_checkpoint",)),
@@ -146,7 +152,7 @@ def _answer(name: str, prove: Callable[[], list[str]]) -> None:
         console.print(f"      {fact}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _receipt_facts(path: Path, vkey: str) -> list[str]:
+def _receipt_facts(path: Path, vkey: str, keys: Path | None) -> list[str]:
     from provenance import jcs, parse_json
     from provenance.verify_standalone import verify_receipt
 
@@ -162,6 +168,12 @@ def _receipt_facts(path: Path, vkey: str) -> list[str]:
             "expected the receipt in its one canonical spelling, got other white space or extra bytes"
         )
     text = proof.read_bytes().decode()
+    if keys is not None:
+        if not vkey:
+            raise ValueError(
+                "a key list is checked with the root's key: give --key NAME/root+ID+KEY"
+            )
+        return verify_receipt(receipt, text, vkey, keys.read_bytes().decode())
     return verify_receipt(receipt, text, vkey or _key_beside(path, text))
 
 

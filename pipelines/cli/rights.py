@@ -1,5 +1,6 @@
 """Commands about rights: `erase` (be forgotten) and `withdraw` (no future use)."""
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +9,7 @@ import typer
 from rich.console import Console
 
 from pipelines.cli.asking import _required, this_site
-from pipelines.requests import Request, RequestError, load, matching, save
+from pipelines.requests import OPEN_STATES, Request, RequestError, load, matching, save
 
 if TYPE_CHECKING:
     import polars as pl
@@ -16,10 +17,9 @@ if TYPE_CHECKING:
     from pipelines.site import Site
 
 console = Console()
-DEADLINE_DAYS = 30  # GDPR Art. 12(3): one month
 
 
-def erase(
+def erase(  # noqa: PLR0913, PLR0917 - one option per way of naming records, and the acts on requests that exist
     owner: Annotated[str, typer.Option(help="Owner whose records are meant.")] = "",
     source: Annotated[
         list[str] | None, typer.Option(help="Only these sources of the owner, such as one person.")
@@ -29,9 +29,35 @@ def erase(
         Path | None, typer.Option(help="A text file with the exact text of a record.")
     ] = None,
     reason: Annotated[str, typer.Option(help="A word for the log; never a person's name.")] = "",
+    everywhere: Annotated[
+        bool, typer.Option(help="Also the copies of the same texts that other owners delivered.")
+    ] = False,
+    version: Annotated[
+        str,
+        typer.Option(
+            help="Corpus version that the records are looked up in; the newest when empty."
+        ),
+    ] = "",
+    plan: Annotated[
+        bool,
+        typer.Option(help="Only tell what each method would cost and give; nothing is written."),
+    ] = False,
+    finish: Annotated[
+        bool, typer.Option(help="Destroy text, keys and old models of audited requests now.")
+    ] = False,
+    acknowledge: Annotated[
+        str, typer.Option(help="A request whose files in the inbox may stay: you answer for them.")
+    ] = "",
 ) -> None:
     """Write an erasure request; the next run suspends the records, unlearns and audits. No text is stored."""
-    _request("erase", owner, source, record, file, reason)
+    if finish:
+        _finish()
+    elif acknowledge:
+        _acknowledge(acknowledge)
+    else:
+        _request(
+            "erase", _Named(owner, source, record, file, everywhere, version), reason, plan=plan
+        )
 
 
 def withdraw(
@@ -40,22 +66,61 @@ def withdraw(
     reason: Annotated[str, typer.Option(help="A word for the log.")] = "",
 ) -> None:
     """No future use of an owner's records; models that were trained stay as they are."""
-    _request("withdraw", owner, source, None, None, reason)
+    _request("withdraw", _Named(owner, source, None, None), reason)
 
 
-def _request(
-    kind: str,
-    owner: str,
-    source: list[str] | None,
-    record: list[str] | None,
-    file: Path | None,
-    reason: str,
-) -> None:
-    if not (owner or record or file):
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Named:
+    """How the user named the records."""
+
+    owner: str
+    source: list[str] | None
+    record: list[str] | None
+    file: Path | None
+    everywhere: bool = False
+    version: str = ""
+
+
+def _request(kind: str, named: _Named, reason: str, *, plan: bool = False) -> None:
+    if not (named.owner or named.record or named.file):
         raise RequestError("name what is meant: --owner OWNER, --record ID or --file TEXT")
     site = this_site()
-    frame = _records(site)
-    ids = tuple(sorted({*(record or ()), *(_by_text(site, frame, file) if file else ())}))
+    frame = _records(site, named.version)
+    request = _made(site, kind, named, reason, frame)
+    found = matching(frame, [request])
+    others = _same_text_elsewhere(frame, found)
+    if named.everywhere and others:
+        ids = _everywhere(frame, found)
+        request = dataclasses.replace(request, owner="", sources=(), record_ids=ids)
+        found, others = matching(frame, [request]), []
+    if kind == "erase" and len(found) == len(frame):
+        raise RequestError(
+            "this names every record of the corpus: nothing would be left to train on or to compare with; to end a corpus, "
+            "remove its home"
+        )
+    if plan:
+        _show_plan(site, found)
+        return
+    before = next((other for other in load(site.home) if other.id == request.id), None)
+    if before is not None and before.state in OPEN_STATES:
+        console.print(
+            f"request {before.id} was made before: {before.state}, received {before.received}, until {before.deadline}"
+        )
+        return
+    while any(other.id == request.id for other in load(site.home)):
+        # It was finished, and records it names were delivered since: a new request of the same words.
+        request = dataclasses.replace(request, number=request.number + 1)
+    save(site.home, request)
+    if kind == "withdraw":
+        _suppress(site, named.owner, found)
+    _tell(site, request, found, others)
+
+
+def _made(site: "Site", kind: str, named: _Named, reason: str, frame: "pl.DataFrame") -> Request:
+    """The request that the words make."""
+    ids = tuple(
+        sorted({*(named.record or ()), *(_by_text(site, frame, named.file) if named.file else ())})
+    )
     bad = [text for text in ids if len(text) != 64 or not set(text) <= set("0123456789abcdef")]
     if bad:
         raise RequestError(
@@ -63,32 +128,121 @@ def _request(
         )
     today = datetime.now(UTC).date()
     request = Request(
-        kind=kind, owner=owner, sources=tuple(source or ()), record_ids=ids, reason=reason, received=today.isoformat(),
-        deadline=(today + timedelta(days=DEADLINE_DAYS)).isoformat(),
+        kind=kind, owner=named.owner, sources=tuple(named.source or ()), record_ids=ids, reason=reason,
+        received=today.isoformat(), deadline=(today + timedelta(days=site.config.erasure.days)).isoformat(),
     )  # fmt: skip
-    found = matching(frame, [request])
-    others = _same_text_elsewhere(frame, found)
+    if not len(matching(frame, [request], required=False)):
+        _say_if_finished(site, request)
+    return request
+
+
+def _say_if_finished(site: "Site", request: Request) -> None:
+    """Tell a request for what is gone already from one that names nothing.
+
+    Raises:
+        RequestError: The same request is shredded, refused or under way.
+    """
     before = next((other for other in load(site.home) if other.id == request.id), None)
-    if before is not None:
-        console.print(
-            f"request {before.id} was made before: {before.state}, received {before.received}, until {before.deadline}"
+    if before is not None and before.state not in OPEN_STATES:
+        raise RequestError(
+            f"request {before.id} of the same records is {before.state}: nothing of them is in the corpus any more, so there is "
+            "nothing to erase or to audit again"
         )
-        return
-    save(site.home, request)
-    if kind == "withdraw":
-        _suppress(site, owner, found)
+
+
+def _tell(site: "Site", request: Request, found: "pl.DataFrame", others: list[str]) -> None:
+    owners = found["owner"].unique().sort().to_list()
     console.print(
-        f"request {request.id}: {len(found)} records of {found['owner'].n_unique()} owners, until {request.deadline}; next: dataworth run"
+        f"request {request.id}: {len(found)} records of {len(owners)} owners, until {request.deadline}; next: dataworth run"
     )
+    if len(owners) > 1:
+        console.print(f"these owners' records are meant: {', '.join(owners)}")
     if others:
         console.print(
-            f"the same text was also delivered by {', '.join(others)}; their copies stay unless they ask too"
+            f"the same or nearly the same text was also delivered by {', '.join(others)}; their copies stay unless they ask too, "
+            "or you ask for the same texts with --everywhere"
         )
-    paths = _still_delivered(site, found)
-    if kind == "erase" and paths:
+    if _running(site):
         console.print(
-            f"these files of the inbox still hold the text, remove them yourself: {', '.join(paths)}"
+            "a run is going on: it ends as it began, and the next one acts on this request"
         )
+    if request.kind == "erase" and not site.demo:
+        from pipelines.erasure.deliveries import holding
+
+        paths = holding(site, frozenset(found["fingerprint"].to_list()))
+        if paths:
+            console.print(
+                f"these files of the inbox still hold the text, remove them yourself: {', '.join(paths)}"
+            )
+
+
+def _finish() -> None:
+    """Finish what can be finished, and say of the rest why it waits."""
+    from pipelines.erasure.finishing import carry_on
+
+    site = this_site()
+    if _running(site):
+        raise RequestError("a run is going on in this home; finish when it has ended")
+    with site.home.lock("run"):
+        done = carry_on(site, asked=[])
+    for one in done:
+        console.print(
+            f"shredded: {', '.join(one.requests)}, {one.records} records; found in 0 bytes of this home. Released model: {one.release}"
+        )
+    waiting = [one for one in load(site.home) if one.kind == "erase" and one.state in OPEN_STATES]
+    for request in waiting:
+        console.print(
+            f"request {request.id} is {request.state}: {request.note or 'next: dataworth run'}"
+        )
+    if done:
+        console.print("next: dataworth run, which makes values, prices and a model of what is left")
+    elif not waiting:
+        console.print("no erasure request is open")
+
+
+def _acknowledge(name: str) -> None:
+    site = this_site()
+    found = [one for one in load(site.home) if one.id.startswith(name) and one.kind == "erase"]
+    if len(found) != 1:
+        raise RequestError(
+            f"{len(found)} requests begin with {name!r}: dataworth status lists them"
+        )
+    save(site.home, dataclasses.replace(found[0], acknowledged=True))
+    console.print(
+        f"request {found[0].id}: files of the inbox that hold the text no longer keep it open; intake refuses their content"
+    )
+
+
+def _show_plan(site: "Site", found: "pl.DataFrame") -> None:
+    from rich.table import Table
+
+    from pipelines.erasure.choosing import choices, recommendation
+
+    rows = choices(site, len(found))
+    table = Table(
+        "method",
+        "class",
+        "steps",
+        "seconds",
+        "share of a training",
+        "audits",
+        "passed",
+        title="what it would cost",
+    )
+    for row in rows:
+        table.add_row(*row.cells())
+    console.print(table)
+    console.print(recommendation(rows, site))
+
+
+def _running(site: "Site") -> bool:
+    from pipelines.storage.errors import HomeError
+
+    try:
+        with site.home.lock("run", timeout_s=0.0):
+            return False
+    except HomeError:
+        return True
 
 
 def _suppress(site: "Site", owner: str, found: "pl.DataFrame") -> None:
@@ -102,12 +256,35 @@ def _suppress(site: "Site", owner: str, found: "pl.DataFrame") -> None:
         )
 
 
-def _records(site: "Site") -> "pl.DataFrame":
-    from pipelines.steps.tables import records
+def _records(site: "Site", version: str) -> "pl.DataFrame":
+    """Records that can be named: those of the corpus version, and those held out to measure with.
 
-    return records(
-        site, _required(site, "corpus")["version"], "record_id", "owner", "source", "fingerprint"
-    )
+    Raises:
+        RequestError: The version holds records that were erased since.
+    """
+    import polars as pl
+
+    from pipelines.steps.ledger import corpus_keys
+    from pipelines.steps.tables import records
+    from pipelines.steps.unlearning import held_out_records
+    from pipelines.storage.versions import Versions
+
+    chosen = version or _required(site, "corpus")["version"]
+    if version:
+        versions = Versions(site.home, corpus_keys(site))
+        known = [one for one in versions.ids() if one.startswith(version)]
+        if len(known) != 1:
+            raise RequestError(
+                f"{len(known)} corpus versions begin with {version!r}: dataworth log lists them"
+            )
+        (chosen,) = known
+        if versions.storage(chosen).erased:
+            raise RequestError(
+                f"version {chosen[:12]} holds records that were erased since; name records of a later version"
+            )
+    columns = ("record_id", "owner", "source", "fingerprint")
+    frame = records(site, chosen, *columns).select(columns)
+    return pl.concat([frame, held_out_records(site).select(columns)])
 
 
 def _by_text(site: "Site", frame: "pl.DataFrame", file: Path) -> list[str]:
@@ -129,22 +306,29 @@ def _by_text(site: "Site", frame: "pl.DataFrame", file: Path) -> list[str]:
 
 
 def _same_text_elsewhere(frame: "pl.DataFrame", found: "pl.DataFrame") -> list[str]:
-    """Other owners who delivered the same content."""
+    """Other owners who delivered the same content, or nearly the same by the table of clusters."""
+    same = frame.filter(frame["fingerprint"].is_in(found["fingerprint"].to_list()))
+    owners = set(same["owner"]) | set(_near(found)["owner"])
+    return sorted(owners - set(found["owner"]))
+
+
+def _near(found: "pl.DataFrame") -> "pl.DataFrame":
+    """Records of the same clusters."""
     import polars as pl
 
-    same = frame.filter(pl.col("fingerprint").is_in(found["fingerprint"].to_list()))
-    return sorted(set(same["owner"]) - set(found["owner"]))
+    path = this_site().home.table("clusters")
+    if not path.exists():
+        return pl.DataFrame(schema={"record_id": pl.Binary, "owner": pl.String})
+    table = pl.read_parquet(path, columns=["record_id", "owner", "cluster"])
+    mine = table.filter(table["record_id"].is_in(found["record_id"].to_list()))["cluster"]
+    return table.filter(table["cluster"].is_in(mine.to_list()))
 
 
-def _still_delivered(site: "Site", found: "pl.DataFrame") -> list[str]:
-    """Inbox folders outside of the home that still hold the owners' files."""
-    if site.demo:
-        return []
-    return [
-        str(site.inbox / owner)
-        for owner in sorted(set(found["owner"]))
-        if (site.inbox / owner).exists()
-    ]
+def _everywhere(frame: "pl.DataFrame", found: "pl.DataFrame") -> tuple[str, ...]:
+    """Ids of the records named and of everybody's copies of the same text or cluster."""
+    same = frame.filter(frame["fingerprint"].is_in(found["fingerprint"].to_list()))
+    ids = {*found["record_id"], *same["record_id"], *_near(found)["record_id"]}
+    return tuple(sorted(record_id.hex() for record_id in ids & set(frame["record_id"])))
 
 
 COMMANDS = [erase, withdraw]

@@ -59,6 +59,16 @@ def _rate(rate: Any) -> str:
     return f"{rate.hits}/{rate.n}" if hasattr(rate, "hits") else "n/a"
 
 
+def shredding(result: "Result") -> Mapping[str, Any]:
+    """Which requests are finished, which wait and why."""
+    return {
+        "shredded": sum(len(one["requests"]) for one in result["finished"]),
+        "records": sum(one["records"] for one in result["finished"]),
+        "released model": ", ".join(one["release"] for one in result["finished"]) or "unchanged",
+        "open": table_md(["request", "state", "waits for"], result["open"]),
+    }
+
+
 def report(result: "Result") -> Mapping[str, Any]:
     """Where the page lies."""
     import dagster as dg

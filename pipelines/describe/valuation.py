@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.describe.corpus import parquet_schema
-from pipelines.display import bars_png, facts_md, plot_md, table_md, table_metadata
+from pipelines.display import (
+    bars_png,
+    facts_md,
+    heat_png,
+    loss_png,
+    plot_md,
+    table_md,
+    table_metadata,
+)
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -48,12 +56,28 @@ def quality(result: "Result") -> Mapping[str, Any]:
 
 
 def influence(site: "Site", result: "Result") -> Mapping[str, Any]:
-    """In-run credit against the true fall of the loss."""
+    """In-run credit against the true fall of the loss; who influenced whose loss at the end."""
+    from pipelines.steps.influence import influence_part
+
     path = site.home.path / result["files"][0]
     facts = {name: value for name, value in result.values.items() if isinstance(value, int | float)}
+    part = influence_part(site, result)
+    curves = {
+        "true drop": (part.steps, part.drops),
+        "credit": (part.steps, part.credits),
+        "residual": (part.steps, part.residuals),
+    }
+    ends = [
+        [row.record[:16], row.owner, row.value.value, row.value.low, row.value.high, "yes" if row.distinguishable else "not distinguishable from 0"]
+        for row in (*part.helpful, *reversed(part.harmful))
+    ]  # fmt: skip
     return {
         **table_metadata(_rows(path), parquet_schema(path, unique=("record_id",)), result["files"][0]),
         "run": result["run"], "facts": facts_md(facts), **{name: float(value) for name, value in facts.items()},
+        "in-run residual": plot_md(loss_png(curves, "nats per target token"), "true drop, credit and residual by step"),
+        "influence map": plot_md(heat_png(part), "mean influence of each owner's records on each owner's held-out records"),
+        "most helpful and harmful": table_md(["record", "owner", "influence, nats", "low", "high", "distinguishable from 0"], ends),
+        "weights": part.checkpoint_root,
     }  # fmt: skip
 
 

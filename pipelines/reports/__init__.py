@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ZeroBound,
     )
     from pipelines.reports.errors import ReportError
+    from pipelines.reports.influence import HeatCell, Influence, RecordInfluence
     from pipelines.reports.model import (
         Corpus,
         EvaluationPlan,
@@ -51,6 +52,8 @@ _MODULES = {
     "Estimate": "parts",
     "EvaluationPlan": "model",
     "GroupValue": "model",
+    "HeatCell": "influence",
+    "Influence": "influence",
     "Intake": "model",
     "LossCurve": "model",
     "Membership": "audit",
@@ -62,6 +65,7 @@ _MODULES = {
     "Rate": "audit",
     "Reason": "model",
     "ReceiptCheck": "model",
+    "RecordInfluence": "influence",
     "ReportData": "model",
     "ReportError": "errors",
     "Request": "audit",
@@ -83,6 +87,8 @@ __all__ = [
     "Estimate",
     "EvaluationPlan",
     "GroupValue",
+    "HeatCell",
+    "Influence",
     "Intake",
     "LossCurve",
     "Membership",
@@ -94,6 +100,7 @@ __all__ = [
     "Rate",
     "Reason",
     "ReceiptCheck",
+    "RecordInfluence",
     "ReportData",
     "ReportError",
     "Request",

@@ -10,6 +10,7 @@ several pictures share one HTML page.
 """
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -217,6 +218,63 @@ def dots(rows: Sequence[Dots], names: Sequence[str], x_label: str) -> Draw:
             borderaxespad=0.2,
             handletextpad=0.3,
         )
+
+    return draw
+
+
+def heat(
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], x_label: str
+) -> Draw:
+    """A map of numbers: colour by sign, strength by size, and the number itself in every cell.
+
+    Args:
+        rows: Names, top to bottom.
+        columns: Names, left to right.
+        values: One sequence per row, as long as `columns`.
+        x_label: Name, unit and direction; a power of ten is put in front when the numbers are small.
+
+    Returns:
+        The chart.
+    """
+
+    def draw(axes: "Axes", palette: Palette) -> None:
+        from matplotlib.patches import Rectangle
+
+        largest = max((abs(value) for row in values for value in row), default=0.0)
+        power = math.floor(math.log10(largest)) if largest > 0 else 0
+        for place, row in enumerate(values):
+            for column, value in enumerate(row):
+                colour = palette.bad if value < 0 else palette.good
+                strength = 0.75 * abs(value) / largest if largest > 0 else 0.0
+                axes.add_patch(
+                    Rectangle(
+                        (column - 0.5, place - 0.5),
+                        1,
+                        1,
+                        facecolor=colour,
+                        alpha=strength,
+                        edgecolor="none",
+                    )
+                )
+                axes.text(
+                    column,
+                    place,
+                    f"{value / 10**power:+.1f}",
+                    ha="center",
+                    va="center",
+                    color=palette.ink,
+                    fontsize=7,
+                )
+        _rows_axis(axes, rows)
+        axes.set_xticks(
+            range(len(columns)),
+            [_short(name)[:14] for name in columns],
+            rotation=35,
+            ha="right",
+            fontsize=7,
+        )
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        axes.set_xlabel(x_label if power == 0 else f"10^{power} {x_label}")
 
     return draw
 

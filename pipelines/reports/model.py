@@ -15,6 +15,7 @@ from typing import Literal, Self
 from pipelines.reports.audit import Audit, Request, Verdict
 from pipelines.reports.codec import check, from_json, to_json
 from pipelines.reports.errors import ReportError
+from pipelines.reports.influence import Influence
 from pipelines.reports.parts import Estimate, NotAvailable
 
 LIMITS = (
@@ -259,6 +260,7 @@ class ReportData:
     intake: Intake | NotAvailable
     owners: tuple[OwnerRow, ...] | NotAvailable
     valuation: Valuation | NotAvailable
+    influence: Influence | NotAvailable
     pricing: Pricing | NotAvailable
     training: tuple[LossCurve, ...] | NotAvailable
     evaluation: EvaluationPlan | NotAvailable
@@ -305,6 +307,7 @@ class ReportData:
             intake=none,
             owners=none,
             valuation=none,
+            influence=none,
             pricing=none,
             training=none,
             evaluation=none,

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 from pipelines.reports import charts, headline, numbers
 from pipelines.reports.audit import Audit, Rate, TierRow
+from pipelines.reports.influence import Influence, limited
 from pipelines.reports.model import LossCurve, ReportData, Valuation
 from pipelines.reports.parts import NotAvailable
 
 _FOLDER = Path(__file__).parent
 _MAX_BARS = 30
 _MAX_CURVES = 5
+_MAX_HEAT = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,11 @@ def _pictures(data: ReportData) -> dict[str, Picture]:
     found: dict[str, Picture] = {}
     if isinstance(data.valuation, Valuation) and data.valuation.groups:
         found["worth"] = _values(data.valuation)
+    if isinstance(data.influence, Influence):
+        if data.influence.steps:
+            found["residual"] = _residual(data.influence)
+        if data.influence.heat:
+            found["heat"] = _heat(data.influence)
     if isinstance(data.training, tuple):
         curves = [curve for curve in data.training if curve.steps]
         if curves:
@@ -135,6 +142,44 @@ def _values(part: Valuation) -> Picture:
     )
     height = charts.row_height(len(shown))
     return _picture(draw, "chart-values", "Value per owner group", (description, caption), height)
+
+
+def _residual(part: Influence) -> Picture:
+    lines = [
+        charts.Line(label=name, x=part.steps, y=y)
+        for name, y in (
+            ("true drop", part.drops),
+            ("credit of the records", part.credits),
+            ("residual", part.residuals),
+        )
+    ]
+    last = f"step {part.steps[-1]}: drop {part.drops[-1]:.2e}, credit {part.credits[-1]:.2e}, residual {part.residuals[-1]:.2e}"
+    caption = (
+        "In-run credit against the true drop of the held-out loss, step by step. The residual is what earlier "
+        "gradients, weight decay and curvature moved: credits that were not rescaled are no shares of the loss."
+    )
+    draw = charts.lines(lines, "step", "nats per target token (up: better)")
+    return _picture(
+        draw, "chart-residual", "In-run residual by step", (f"Line chart; {last}.", caption), 2.6
+    )
+
+
+def _heat(part: Influence) -> Picture:
+    rows, columns, values = limited(part.heat, _MAX_HEAT)
+    told = "; ".join(
+        f"{row} on {column} {value:+.2e}"
+        for row, numbers_of in zip(rows, values, strict=True)
+        for column, value in zip(columns, numbers_of, strict=True)
+    )
+    draw = charts.heat(
+        rows, columns, values, "nats per held-out token, by owner of the held-out records"
+    )
+    caption = (
+        "Mean influence of a record of each owner (rows) on the held-out records of each owner (columns); positive (blue) "
+        f"lowers the loss. At most {_MAX_HEAT} of each are drawn, those with the largest numbers."
+    )
+    height = charts.row_height(len(rows)) + 0.5
+    return _picture(draw, "chart-heat", "Influence of owners on targets", (told, caption), height)
 
 
 def _loss(curves: list[LossCurve]) -> Picture:

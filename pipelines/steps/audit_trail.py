@@ -278,10 +278,11 @@ def suspended(site: "Site", erasure: "Result") -> list[str]:
     """No suspended record under HEAD."""
     from pipelines.storage.versions import Versions
 
-    gone = {
-        bytes.fromhex(line) for line in (site.home.path / erasure["excluded"]).read_text().split()
-    }
-    if not gone:
+    listed = site.home.path / erasure["excluded"]
+    gone = (
+        {bytes.fromhex(line) for line in listed.read_text().split()} if listed.exists() else set()
+    )
+    if not gone:  # nobody asked, or it is finished and not even the ids are left
         return []
     head = Versions(site.home, corpus_keys(site)).head()
     left = gone & set(records(site, head, "record_id")["record_id"]) if head else set()
@@ -303,6 +304,37 @@ def verdict(site: "Site", audit: "Result") -> list[str]:
     if sha256((folder / "rows.parquet").read_bytes()).hexdigest() != body["rows"]["sha256"]:
         return ["rows.parquet does not hold the rows that the audit was made from"]
     return contradictions(body, read_rows(folder / "rows.parquet"))
+
+
+def erasure(site: "Site", erasure: "Result") -> list[str]:
+    """`suspended` and `shredded` together."""
+    return suspended(site, erasure) + shredded(site)
+
+
+def shredded(site: "Site") -> list[str]:
+    """Every shredded request has its inventory, the one that the ledger names, and no batch folder is left of it."""
+    from pipelines.erasure.batches import groups
+    from pipelines.erasure.finishing import inventory_path
+    from pipelines.requests import load
+
+    named = {
+        entry["body"]["request"]: entry["body"]["derivatives"]
+        for entry in open_ledger(site).entries()
+        if entry["kind"] == "erasure" and entry["body"].get("state") == "shredded"
+    }
+    left = {one.id for group in groups(site) for one in group.requests}
+    problems = []
+    for request in load(site.home):
+        if request.state != "shredded" or request.kind != "erase":
+            continue
+        path = inventory_path(site, request.id)
+        if request.id in left:
+            problems.append(f"request {request.id} is shredded and its sealed batch is still there")
+        elif not path.exists() or sha256(path.read_bytes()).hexdigest() != named.get(request.id):
+            problems.append(
+                f"request {request.id} has no inventory of derivatives that the ledger names"
+            )
+    return problems
 
 
 def report(site: "Site", report: "Result", erasure: "Result") -> list[str]:

@@ -37,8 +37,10 @@ def observe(site: "Site") -> Seen:
     Raises:
         IntakeError: A user's inbox is missing or empty; says what to do.
     """
+    from pipelines.erasure.finishing import carry_on
     from pipelines.storage.deliveries import scan
 
+    carry_on(site)  # what a killed run left half finished, and what has passed its deadline
     if site.demo:
         from pipelines.storage.demo import seed_demo
 

@@ -14,6 +14,7 @@ from provenance import (
     open_key_list,
     parse_checkpoint,
     parse_tlog_proof,
+    upgrade_ledger,
     vkey,
 )
 
@@ -70,8 +71,16 @@ def trusted(site: "Site") -> str | KeyList:
 
 
 def open_ledger(site: "Site") -> Ledger:
-    """The ledger, opened for appending; created at the first call. A torn tail that it sets aside is logged."""
+    """The ledger, opened for appending; created at the first call, taken over from the first layout.
+
+    A torn tail that it sets aside is logged.
+    """
     key = SigningKey.from_seed(corpus_keys(site).ledger_seed)
+    if (taken := upgrade_ledger(site.home.ledger, origin(site), verifier_key(site))) is not None:
+        logging.getLogger(__name__).warning(
+            "the ledger's %s entries were taken over from the first layout, none of them changed",
+            taken.size,
+        )
     ledger = Ledger.open(site.home.ledger, origin(site), key, keys=key_list(site.home.ledger))
     for name in ledger.torn:
         logging.getLogger(__name__).warning(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
     from provenance import SumTree
-    from valuation import OwnerValues, PriceList, PriceRule
+    from valuation import OwnerValues, PriceList, PriceRule, ValueRow
 
 Made = tuple[str, Mapping[str, Any]]
 
@@ -21,11 +21,12 @@ Made = tuple[str, Mapping[str, Any]]
 def value_table(
     site: "Site",
     corpus: "Result",
+    tokens: "Result",
     influence: "Result",
     owner_values: "Result",
     plan: "Result",
 ) -> Made:
-    """One table of every value: records in-run, lots and owners by Shapley."""
+    """One table of every value: records in-run and by influence, lots and owners by Shapley."""
     import polars as pl
 
     from provenance import values_body
@@ -41,17 +42,20 @@ def value_table(
     credit = pl.read_parquet(site.home.path / influence["files"][0])
     in_run = [
         ValueRow(
-            subject_kind="record", subject_id=row["record_id"].hex(), method="inrun.first_order", target="target_value", unit="nat",
+            subject_kind="record", subject_id=row["record_id"].hex(), method=f"inrun.{influence['form']}", target="target_value", unit="nat",
             value=row["credit"], n=row["steps_seen"],
         )
         for row in credit.iter_rows(named=True)
     ]  # fmt: skip
+    scored = _influence_rows(site, tokens, influence)
     group_rows, record_rows = to_nano(groups), to_nano(in_run)
     derived = owners_of(owner_values, group_rows)
     rows = [*group_rows, *derived.rows, *record_rows]
-    frame = values_frame(
-        rows, plan_digest=plan["digest"], corpus_version=corpus["version"], checkpoint_root="none"
-    )
+    plain, at_checkpoint = (
+        values_frame(part, plan_digest=plan["digest"], corpus_version=corpus["version"], checkpoint_root=root)
+        for part, root in ((rows, "none"), (to_nano(scored), influence["checkpoint_root"]))
+    )  # fmt: skip
+    frame = pl.concat([plain, at_checkpoint])
     data = parquet(frame)
     digest = sha256(data).hexdigest()
     tree = value_tree(frame, corpus_keys(site).k_owner)
@@ -75,6 +79,32 @@ def value_table(
         "corpus_version": corpus["version"], "group_sum_nano": sum(row.value_nano for row in group_rows),
         "unattributed_nano": dict(derived.unattributed_nano),
     }  # fmt: skip
+
+
+def _influence_rows(site: "Site", tokens: "Result", influence: "Result") -> "list[ValueRow]":
+    """Influence of single records with intervals, once the scores are found to be of these data and these weights.
+
+    Raises:
+        GradientError: the scores are of other data, another tokenizer, other queries or another checkpoint.
+    """
+    import polars as pl
+
+    from valuation import ValueRow
+    from valuation.influence import Binding, Scores
+
+    binding = {
+        **influence["binding"], "data_root": tokens["record_root"], "tokenizer_digest": tokens["tokenizer_digest"],
+        "checkpoint_root": influence["checkpoint_root"],
+    }  # fmt: skip
+    Scores.load(site.home.runs / influence["scores_run"] / "scores", Binding(**binding))
+    table = pl.read_parquet(site.home.path / influence["files"][1])
+    return [
+        ValueRow(
+            subject_kind="record", subject_id=row["record_id"].hex(), method=influence["method"], target="target_value", unit="nat",
+            value=row["value"], se=row["se"], ci_low=row["ci_low"], ci_high=row["ci_high"], n=influence["queries"],
+        )
+        for row in table.iter_rows(named=True)
+    ]  # fmt: skip
 
 
 def owners_of(owner_values: "Result", lot_rows: Any) -> "OwnerValues":

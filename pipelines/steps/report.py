@@ -29,6 +29,7 @@ from pipelines.reports.model import (
 )
 from pipelines.reports.parts import Estimate, NotAvailable
 from pipelines.requests import load
+from pipelines.steps.influence import influence_part
 from pipelines.steps.ledger import corpus_keys, key_of, open_ledger
 from provenance import write_atomic
 
@@ -92,6 +93,7 @@ def collect(site: "Site", parts: Mapping[str, "Result"]) -> ReportData:
         intake=_intake(parts["corpus"]),
         owners=_owners(site),
         valuation=_valuation(parts["owner_values"], parts["evaluation_plan"]),
+        influence=influence_part(site, parts["influence"]),
         pricing=_pricing(site, parts["prices"]),
         training=_training(parts["checkpoint"]),
         evaluation=_evaluation(parts["evaluation_plan"], parts["evaluation"]),
@@ -99,7 +101,7 @@ def collect(site: "Site", parts: Mapping[str, "Result"]) -> ReportData:
         provenance=_provenance(site, parts),
         versions=_versions(parts),
         seeds=tuple(Seed(what=name, seed=str(seed), chosen=parts["evaluation_plan"]["seed_rule"]) for name, seed in parts["evaluation_plan"]["seeds"].items()),
-        runs=tuple(RunRef(run=parts[name]["run"], kind=name, status="done") for name in ("owner_values", "checkpoint", "evaluation", "audit") if "run" in parts[name].values),
+        runs=tuple(RunRef(run=parts[name]["run"], kind=name, status="done") for name in ("influence", "owner_values", "checkpoint", "evaluation", "audit") if "run" in parts[name].values),
     )  # fmt: skip
 
 

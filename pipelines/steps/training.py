@@ -131,12 +131,14 @@ def finished(site: "Site", directory: Path, result: Mapping[str, Any]) -> dict[s
         json.loads(line) for line in (directory / "windows.jsonl").read_text().splitlines() if line
     ]
     manifest = directory / result["checkpoint"] / "manifest.json"
+    seed = json.loads((directory / "run.json").read_bytes())["seed"]  # of the order of records, too
     body = {
-        "run": directory.name, "manifest": sha256(manifest.read_bytes()).hexdigest(),
+        "run": directory.name, "manifest": sha256(manifest.read_bytes()).hexdigest(), "seed": seed,
         "windows": [
             {
                 "run": directory.name, "first_step": row["first_step"], "last_step": row["last_step"], "shards": row["shards"],
-                "records": row["records"], "records_root": row["records_root"], "state_digest": row["state_digest_after"],
+                "records": row["records"], "records_root": row["records_root"],
+                "state_digest_before": row["state_digest_before"], "state_digest": row["state_digest_after"],
             }
             for row in windows
         ],

@@ -7,6 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.erasure.batches import BATCH_FILE
+from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
 from pipelines.steps.erasure_receipts import erasure_receipts
@@ -25,6 +27,7 @@ Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
 UNLEARN_LR = "0.001"  # smaller steps hide the numbers from questions only: fine-tuning brings them back (unlearning/README)
+NPO_ENTRY = "unlearning.methods.npo:run"
 NO_REQUEST = "no erasure request names a record of this corpus version"
 
 
@@ -34,20 +37,30 @@ def pending_digest(site: "Site") -> str:
 
 
 def erasure_request(site: "Site", corpus: "Result") -> Made:
-    """Suspend the records of all pending requests: out of HEAD, text sealed, ids listed for the trainers."""
-    from pipelines.storage.versions import Versions
+    """Suspend the records of all pending requests: out of HEAD, text sealed, ids listed for the trainers.
 
+    Held-out records are sealed too; no model has seen them, so there is nothing to unlearn and nothing to audit.
+    """
     for left_over in site.home.erasure.glob("*/retained.jsonl"):
         left_over.unlink()  # a killed audit could not remove its copy of people's text
     columns = ("record_id", "owner", "source", "position", "text", "personal")
     frame = records(site, corpus["version"], *columns)
+    held = held_out_records(site)
+    asked = _refuse_everything(site, frame, pending(site.home))
     # Records that were suspended before this version was made are not in it: their audit is an earlier version's.
-    requests = [one for one in pending(site.home) if len(matching(frame, [one], required=False))]
+    requests = [one for one in asked if len(matching(frame, [one], required=False))]
+    measured = [
+        one for one in asked if one not in requests and len(matching(held, [one], required=False))
+    ]
     chosen = matching(frame, requests)
-    listed = "".join(record_id.hex() + "\n" for record_id in chosen["record_id"]).encode()
-    identities = [request.identity() for request in requests]
+    aside = matching(held, [*requests, *measured], required=False)
+    listed = _listed(chosen)
+    identities = [request.identity() for request in (*requests, *measured)]
     # Named by the records too: later deliveries can add some to a request that names a whole owner.
-    batch = digest_of([identities, sha256(listed).hexdigest()])[:12] if requests else "none"
+    content = (
+        sha256(listed + _listed(aside)).hexdigest() if len(aside) else sha256(listed).hexdigest()
+    )
+    batch = digest_of([identities, content])[:12] if identities else "none"
     folder = site.home.erasure / batch
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     excluded = folder / "excluded.txt"
@@ -56,34 +69,94 @@ def erasure_request(site: "Site", corpus: "Result") -> Made:
         "batch": batch, "requests": [request.id for request in requests], "records": len(chosen),
         "people": chosen.select("owner", "source").n_unique(), "excluded": str(excluded.relative_to(site.home.path)),
         "excluded_digest": sha256(excluded.read_bytes()).hexdigest(), "files": [str(excluded.relative_to(site.home.path))],
+        "held_out": len(aside),
     }  # fmt: skip
-    if not requests:
+    if not identities:
         return digest_of(NO_REQUEST), values | {"head": corpus["version"], "reason": NO_REQUEST}
-    for request in requests:
-        _enter_state(site, request, "received")
-    _seal(folder, chosen)
-    versions = Versions(site.home, corpus_keys(site))
-    head = versions.tombstone(corpus["version"], chosen["record_id"].to_list())
-    with site.home.lock("head"):
-        versions.move_head(head, expected=versions.head())
-    for request in requests:
+    for request in (*requests, *measured):
+        enter_state(site, request, "received")
+    _seal(folder, chosen, aside)
+    write_atomic(
+        folder / BATCH_FILE,
+        jcs({"format": 1, "requests": [one.id for one in (*requests, *measured)]}),
+        0o600,
+    )
+    head = _suspend(site, corpus["version"], chosen["record_id"].to_list())
+    for request in (*requests, *measured):
         advance(site.home, request, "suspended")
-        _enter_state(site, request, "suspended")
+        enter_state(site, request, "suspended")
+    for request in measured:
+        for state in ("unlearned", "audited"):
+            advance(site.home, request, state)
+            enter_state(site, request, state, by="never trained on")
     values["files"] += [
         str((folder / name).relative_to(site.home.path)) for name in ("sealed", "key")
     ]
     return digest_of([batch, values["excluded_digest"], head]), values | {
         "head": head,
-        "reason": "",
+        "reason": "" if requests else NO_REQUEST,
     }
 
 
-def _seal(folder: Path, chosen: "pl.DataFrame") -> None:
+def _suspend(site: "Site", version: str, record_ids: list[bytes]) -> str:
+    """Put the version without the records in force."""
+    from pipelines.storage.versions import Versions
+
+    versions = Versions(site.home, corpus_keys(site))
+    head = versions.tombstone(version, record_ids) if record_ids else (versions.head() or version)
+    with site.home.lock("head"):
+        versions.move_head(head, expected=versions.head())
+    return head
+
+
+def held_out_records(site: "Site") -> "pl.DataFrame":
+    """Held-out records as requests see them."""
+    from pipelines.storage.target import held_out
+    from pipelines.storage.tokens import load_tokenizer
+
+    if not site.home.tokenizer_path.exists():
+        import polars as pl
+
+        names = {
+            "record_id": pl.Binary,
+            "owner": pl.String,
+            "source": pl.String,
+            "fingerprint": pl.Binary,
+            "text": pl.String,
+        }
+        return pl.DataFrame(schema=names)
+    return held_out(site.home, corpus_keys(site), load_tokenizer(site.home.tokenizer_path))
+
+
+def _refuse_everything(site: "Site", frame: "pl.DataFrame", asked: list[Request]) -> list[Request]:
+    """Refuse, newest first, the requests that would leave a corpus without any record: nothing could be trained or compared."""
+    kept = sorted(asked, key=lambda one: (one.received, one.id))
+    while kept and len(matching(frame, kept, required=False)) == len(frame):
+        request = kept.pop()
+        enter_state(site, request, "received")
+        enter_state(site, request, "refused", by="no record would be left")
+        advance(
+            site.home,
+            request,
+            "refused",
+            "no record would be left; to end a corpus, remove its home",
+        )
+    return sorted(kept, key=lambda one: one.id)
+
+
+def _listed(frame: "pl.DataFrame") -> bytes:
+    return "".join(record_id.hex() + "\n" for record_id in frame["record_id"]).encode()
+
+
+def _seal(folder: Path, chosen: "pl.DataFrame", held_out: "pl.DataFrame") -> None:
     """Seal the records' text under a key of its own, which shredding destroys; once per batch."""
     if (folder / "sealed").exists() and (folder / "key").exists():
         return
     key = secrets.token_bytes(32)
     write_atomic(folder / "key", key, 0o600)
+    if len(held_out):
+        write_atomic(folder / "held_out.txt", _listed(held_out), 0o600)
+        write_atomic(folder / "sealed_held_out", seal(key, _lines(held_out)), 0o600)
     write_atomic(folder / "sealed", seal(key, _lines(chosen)), 0o600)
 
 
@@ -101,19 +174,13 @@ def _lines(frame: "pl.DataFrame") -> bytes:
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
 
-def _enter_state(site: "Site", request: Request, state: str) -> int:
-    # Keyed: whoever can guess who asked for what could otherwise confirm it from the published ledger.
-    digest = keyed(corpus_keys(site).k_file, jcs(request.identity())).hex()
-    return enter(site, "erasure", {"request": request.id, "state": state, "digest": digest})
-
-
 def _enter_all(site: "Site", erasure: "Result", state: str) -> dict[str, int]:
     """Move every request of the batch forward; the ledger entry of each."""
     entries = {}
     for request in pending(site.home):
         if request.id in erasure["requests"]:
             advance(site.home, request, state)
-            entries[request.id] = _enter_state(site, request, state)
+            entries[request.id] = enter_state(site, request, state)
     return entries
 
 
@@ -159,7 +226,23 @@ def gold_checkpoint(
 
 def method_inputs(site: "Site") -> dict[str, Any]:
     """Settings of the approximate method."""
-    return {"method": "npo", "steps": site.size.unlearn_steps, "lr": UNLEARN_LR}
+    return {"method": method_of(site), "steps": site.size.unlearn_steps, "lr": UNLEARN_LR}
+
+
+def method_of(site: "Site") -> str:
+    """The configured method.
+
+    Raises:
+        RequestError: There is none of this name.
+    """
+    from unlearning.methods import METHODS
+
+    method = site.config.erasure.method
+    if method not in METHODS:
+        raise RequestError(
+            f"[erasure] method: expected one of {', '.join(METHODS)}, got {method!r}"
+        )
+    return method
 
 
 def unlearned_checkpoint(
@@ -171,21 +254,31 @@ def unlearned_checkpoint(
         return none
     anywhere = site.home.runs / "any"
     sealed = _sealed_paths(site, erasure, anywhere)
+    method = method_of(site)
+    named = {} if method == "npo" else {"method": method}
     job = model_job(
-        site, plan, training_plan, kind="unlearn", entry="unlearning.methods.npo:run", steps=site.size.unlearn_steps, lr=UNLEARN_LR,
+        site, plan, training_plan, kind="unlearn", entry=NPO_ENTRY if method == "npo" else "unlearning.methods.objective:run", steps=site.size.unlearn_steps, lr=UNLEARN_LR,
         seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
         init=site.home.path / checkpoint["checkpoint"], init_root=checkpoint["root"],
-        extra={"sealed": sealed, "tokenizer": relative(site.home.tokenizer_path, anywhere)},
+        extra={"sealed": sealed, "tokenizer": relative(site.home.tokenizer_path, anywhere), **named},
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "test_digest")
     started(site, directory, plan)
     values = finished(site, directory, run(directory, job.world))
     _enter_all(site, erasure, "unlearned")
-    return values["root"], values | {"method": "NPO with a retain term", "skipped": ""}
+    return values["root"], values | {
+        "method": "NPO with a retain term" if method == "npo" else method,
+        "skipped": "",
+    }
 
 
 def _sealed_paths(site: "Site", erasure: "Result", anywhere: Path) -> dict[str, str]:
     folder = site.home.erasure / erasure["batch"]
+    if not (folder / "key").exists():
+        raise RequestError(
+            f"requests {', '.join(erasure['requests'])} are shredded: their text and its key are destroyed, so that nothing can be "
+            "unlearned or audited any more; the audit of before stands in the ledger"
+        )
     return {
         "file": relative(folder / "sealed", anywhere),
         "key_file": relative(folder / "key", anywhere),
@@ -255,7 +348,7 @@ def robustness_audit(
     ]
     files += erasure_receipts(site, corpus, erasure, body, entries)
     return body["audit"], {
-        "files": files, "run": directory.name, "verdict": audit["verdict"], "entry": entries["audit"], "plan_digest": plan_digest, "people": erasure["people"],
+        "files": files, "run": directory.name, "verdict": audit["verdict"], "entry": entries["audit"], "plan_digest": plan_digest, "people": erasure["people"], "batch": erasure["batch"],
         "gold_seeds": len(models["gold"]["golds"]), "skipped": "",
     }  # fmt: skip
 
@@ -283,10 +376,9 @@ def _lookalikes_digest(site: "Site") -> str:
 
 
 def _retained(site: "Site", corpus: "Result", erasure: "Result") -> "pl.DataFrame":
-    """Records of people who stay: no source of a forgotten record, personal ones where there are any, at most a thousand.
+    """Records of people who stay: personal ones where there are any, at most a thousand.
 
-    Raises:
-        RequestError: Nothing would be left to compare with.
+    Sources of forgotten records are left out, unless the requests name every source: then what is left of them has to do.
     """
     import polars as pl
 
@@ -304,9 +396,30 @@ def _retained(site: "Site", corpus: "Result", erasure: "Result") -> "pl.DataFram
         if gone["personal"].any()
         else kept.filter(~pl.col("personal"))
     )
-    chosen = personal if len(personal) else kept
-    if not len(chosen):
-        raise RequestError(
-            "the requests name every source of this corpus version: nothing is left to compare the model with"
-        )
-    return chosen.head(1000)
+    for part in (personal, kept):
+        if len(part):
+            return part.head(1000)
+    return frame.filter(~pl.col("record_id").is_in(gone["record_id"].to_list())).head(1000)
+
+
+def shredding_inputs(site: "Site", erasure: "Result", audit: "Result") -> dict[str, Any]:
+    """What finishing depends on: the batch, its verdict, who asked for it, and the day."""
+    from pipelines.erasure.batches import groups, today
+    from pipelines.erasure.finishing import waiting
+
+    waits = sorted(waiting(site, group) for group in groups(site))
+    late = any(group.overdue(today()) for group in groups(site))
+    return {"batch": erasure["batch"], "verdict": audit.data_version, "waits": waits, "late": late}
+
+
+def shredding(site: "Site") -> Made:
+    """Finish every request whose time has come; say of the others why they wait."""
+    done = carry_on(site)
+    open_now = [[one.id, one.state, one.note] for one in pending(site.home)]
+    finished = [
+        {"requests": list(one.requests), "records": one.records, "release": one.release}
+        for one in done
+    ]
+    return digest_of([finished, open_now]), {
+        "files": [], "finished": finished, "open": open_now, "removed": [dict(one.stores) for one in done],
+    }  # fmt: skip

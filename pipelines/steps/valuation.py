@@ -121,33 +121,52 @@ def quality(site: "Site", corpus: "Result") -> Made:
 def influence_inputs(
     site: "Site", tokens: "Result", target: "Result", plan: "Result"
 ) -> dict[str, Any]:
-    """What the in-run credit depends on."""
+    """What the in-run credit and the influence at its checkpoint depend on."""
+    size = site.size
     return {
         "tokens": tokens["digest"], "target": target["value_digest"], "plan": plan["digest"],
-        "steps": site.size.influence_steps, "size": site.size.name,
+        "steps": size.influence_steps, "size": size.name, "rows": [size.attribution_rows, size.query_rows],
     }  # fmt: skip
 
 
 def influence(
     site: "Site", tokens: "Result", target: "Result", plan: "Result", run: Launch
 ) -> Made:
-    """Train the proxy once, crediting every record in every batch."""
-    size = site.size
-    folder = site.home.path / target["value_folder"]
-    job = Job(
+    """Train the proxy once, crediting every record in every batch; then score records at the weights it ended with."""
+    size, anywhere = site.size, site.home.runs / "any"
+    held_out = {
+        "target": relative(site.home.path / target["value_folder"], anywhere),
+        "target_digest": target["value_digest"],
+    }
+    training = Job(
         kind="gradients", entry="valuation.inrun:train", network=size.proxy, steps=size.influence_steps, seed=plan["seeds"]["proxy"],
-        extra={"target": relative(folder, site.home.runs / "any"), "target_digest": target["value_digest"], "target_rows": size.rows},
+        extra=held_out | {"target_rows": size.rows},
     )  # fmt: skip
-    directory = prepare_on(site, job, tokens, target, "value_digest")
+    directory = prepare_on(site, training, tokens, target, "value_digest")
     enter_rule(site)
     started(site, directory, plan)
-    result = run(directory, 1)
-    path = directory / "influence.parquet"
-    digest = sha256(path.read_bytes()).hexdigest()
-    values = {"files": [f"runs/{directory.name}/influence.parquet"], "run": directory.name}
-    return digest, values | {
-        name: result[name] for name in result if isinstance(result[name], int | float)
-    }
+    credited = run(directory, 1)
+    weights = directory / credited["checkpoint"]
+    scoring = Job(
+        kind="gradients", entry="valuation.influence.attribution:run", network=size.proxy, steps=0, seed=plan["seeds"]["proxy"],
+        init=weights, init_root=credited["checkpoint_root"],
+        extra=held_out | {"record_rows": size.attribution_rows, "query_rows": size.query_rows},
+    )  # fmt: skip
+    scored_in = prepare_on(site, scoring, tokens, target, "value_digest")
+    started(site, scored_in, plan)
+    scored = run(scored_in, 1)
+    files = [
+        directory / "influence.parquet",
+        scored_in / "records.parquet",
+        scored_in / "owners.parquet",
+    ]
+    sums = {name: float(value) for name, value in credited.items() if name.startswith("sum_")}
+    return digest_of([sha256(path.read_bytes()).hexdigest() for path in files]), sums | {
+        "files": [str(path.relative_to(site.home.path)) for path in files], "run": directory.name, "steps": credited["steps"],
+        "form": credited["forms"].split(",")[0], "checkpoint_root": credited["checkpoint_root"], "scores_run": scored_in.name,
+        "method": scored["method"], "binding": scored["binding"], "records": scored["records"], "queries": scored["queries"],
+        "distinguishable": scored["distinguishable"], "level": scored["level"],
+    }  # fmt: skip
 
 
 def owner_values_inputs(

@@ -170,6 +170,31 @@ class AuditConfig:
     )
 
 
+FINISHES: Final = ("run", "asked")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErasureConfig:
+    """How a person is forgotten, and by when."""
+
+    method: str = _doc("unlearning method, a name of unlearning/methods", "npo")
+    finish: str = _doc(
+        "when an audited request's text, salts and old models are destroyed: run (at the end of the run that audited it) "
+        "or asked (dataworth erase --finish); in any case once its deadline has passed",
+        "run",
+    )
+    days: int = _doc("days from request to deadline; GDPR Art. 12(3) gives one month", 30)
+
+    def __post_init__(self) -> None:
+        """A moment that exists."""
+        if self.finish not in FINISHES:
+            raise ConfigError(
+                f"[erasure] finish: expected one of {', '.join(FINISHES)}, got {self.finish!r}"
+            )
+        if not 1 <= self.days <= 365:
+            raise ConfigError(f"[erasure] days: expected 1..365, got {self.days}")
+
+
 OPTIMIZERS: Final = ("adamw", "muon")
 SCHEDULES: Final = ("cosine", "wsd")
 PRECISIONS: Final = ("float32", "bfloat16", "float64")
@@ -242,6 +267,7 @@ class Config:
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    erasure: ErasureConfig = field(default_factory=ErasureConfig)
     owners: Mapping[str, OwnerConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -324,6 +350,7 @@ def parse(text: str) -> Config:
         "intake": IntakeConfig,
         "training": TrainingConfig,
         "audit": AuditConfig,
+        "erasure": ErasureConfig,
     }
     for name, part in parts.items():
         values[name] = _section(part, table.pop(name, {}), f"[{name}]")
@@ -353,7 +380,7 @@ def render(config: Config) -> str:
     """
     lines = ["# Dataworth: what is measured, what is paid, what is accepted.", ""]
     lines += _lines(config)
-    for name in ("target", "pricing", "intake", "training", "audit"):
+    for name in ("target", "pricing", "intake", "training", "audit", "erasure"):
         lines += ["", f"[{name}]", *_lines(getattr(config, name))]
     for owner, entry in config.owners.items():
         lines += ["", f"[owners.{json.dumps(owner)}]", *_lines(entry)]

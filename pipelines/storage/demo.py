@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipelines.requests import Request, save
-from pipelines.storage.config import AuditConfig, Config, IntakeConfig, PricingConfig, TargetConfig
+from pipelines.storage.config import (
+    AuditConfig,
+    Config,
+    ErasureConfig,
+    IntakeConfig,
+    PricingConfig,
+    TargetConfig,
+)
 from pipelines.storage.errors import DemoError
 from pipelines.storage.home import Home
 from pipelines.storage.keys import CorpusKeys
@@ -113,6 +120,8 @@ def demo_config(size: str) -> Config:
         pricing=PricingConfig(pool_microunits=1_000_000_000),
         intake=IntakeConfig(personal_owners=(REGISTRY,)),
         audit=AuditConfig(lookalikes="lookalikes/registry.jsonl"),
+        # What the demonstration shows stays to be looked at until somebody asks.
+        erasure=ErasureConfig(finish="asked"),
     )
 
 

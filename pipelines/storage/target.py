@@ -20,7 +20,9 @@ samples of documents; and a near-copy in the corpus has another fingerprint.
 
 import io
 import os
+import shutil
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,9 +34,16 @@ from pipelines.storage.home import Home
 from pipelines.storage.keys import CorpusKeys
 from pipelines.storage.records import SCHEMA
 from pipelines.storage.tokens import Tokenizer
-from provenance.canonical import jcs, keyed, parse_json, write_atomic
+from provenance.canonical import (
+    canonical_bytes,
+    fingerprint,
+    jcs,
+    keyed,
+    parse_json,
+    write_atomic,
+)
 from provenance.errors import SealError
-from provenance.hashing import leaf_hash
+from provenance.hashing import leaf_hash, sha256
 from provenance.merkle import MerkleTree
 from provenance.sealing import seal, unseal
 
@@ -45,6 +54,8 @@ CONFIRM: Final = "target_confirm"
 
 _FILE: Final = "target.json"
 _SEALED: Final = "target_confirm.sealed"
+_ROWS: Final = "rows.parquet"
+_HELD: Final = ("record_id", "owner", "source", "fingerprint", "text")
 _SHARD_LEAVES: Final = 1 << 12
 
 
@@ -159,6 +170,138 @@ def open_confirm(home: Home, keys: CorpusKeys, plan_digest: str) -> pl.DataFrame
     return pl.read_parquet(io.BytesIO(plain))
 
 
+def held_out(home: Home, keys: CorpusKeys, tokenizer: Tokenizer) -> pl.DataFrame:
+    """The held-out records, for requests that name them; no measurement reads this.
+
+    Args:
+        home: a created home.
+        keys: its keys.
+        tokenizer: the frozen tokenizer, which gives back the text of the measuring parts.
+
+    Returns:
+        record_id, owner, source ("" where the home was made before sources were kept), fingerprint, text; no rows before
+        the target was split.
+    """
+    empty = pl.DataFrame(schema={name: SCHEMA[name] for name in _HELD})
+    if _load(home) is None:
+        return empty
+    path = home.target / _ROWS
+    sources = dict(pl.read_parquet(path).iter_rows()) if path.exists() else {}
+    rows = [
+        (
+            record,
+            owner,
+            sources.get(record, ""),
+            fingerprint(keys.k_fp, canonical_bytes(text)),
+            text,
+        )
+        for name in (VALUE, TEST)
+        for record, owner, tokens in _rows_of(home.target / name)
+        for text in [tokenizer.decode(tokens)]
+    ]
+    return pl.concat(
+        [pl.DataFrame(rows, schema=empty.schema, orient="row"), _confirm(home, keys).select(_HELD)]
+    )
+
+
+def erase_held_out(
+    home: Home, keys: CorpusKeys, record_ids: AbstractSet[bytes], contents: AbstractSet[bytes]
+) -> int:
+    """Take records out of every part of the target; what is left is a target with another name.
+
+    Args:
+        home: a created home.
+        keys: its keys.
+        record_ids: 32 bytes each; unknown ones are ignored, so an erasure can be repeated.
+        contents: their fingerprints.
+
+    Returns:
+        Records removed. If a part would be empty the whole target goes, and the next run splits what is held out by then.
+
+    Raises:
+        OSError: the disk refused; run it again.
+    """
+    with home.lock("target"):
+        target = _load(home)
+        if target is None:
+            return 0
+        removed, ids, counts, digests = 0, [], {}, {}
+        for name in (VALUE, TEST):
+            folder = home.target / name
+            rows = _rows_of(folder)
+            kept = [row for row in rows if row[0] not in record_ids]
+            if not kept:
+                shutil.rmtree(home.target)
+                home.target.mkdir()
+                return removed + len(rows)
+            if len(kept) < len(rows):
+                removed += len(rows) - len(kept)
+                _rewrite(folder, kept, keys)
+            ids += [record for record, *_ in kept]
+            counts[name] = len(kept)
+            digests[name] = sha256((folder / "tokens.json").read_bytes()).hex()
+        confirm = _confirm(home, keys)
+        kept_confirm = confirm.filter(~confirm["record_id"].is_in(list(record_ids)))
+        if len(kept_confirm) < len(confirm):
+            removed += len(confirm) - len(kept_confirm)
+            _seal_confirm(home, keys, kept_confirm)
+        counts[CONFIRM] = len(kept_confirm)
+        ids += kept_confirm["record_id"].to_list()
+        path = home.target / _ROWS
+        if path.exists():
+            sources = pl.read_parquet(path)
+            _write_rows(home, sources.filter(~sources["record_id"].is_in(list(record_ids))))
+        left = Target(
+            keyed(keys.k_file, b"".join(sorted(ids))).hex(), target.tokenizer_digest, counts, digests,
+            target.fingerprints - contents,
+        )  # fmt: skip
+        if left != target:  # also after a crash between the parts and this file
+            write_atomic(home.target / _FILE, jcs(_document(left)))
+        return removed
+
+
+def _rows_of(folder: Path) -> list[tuple[bytes, str, list[int]]]:
+    """record_id, owner and tokens of a part."""
+    from trainer.data import TokenStore
+
+    store = TokenStore.open(folder)
+    return [
+        (store.record_id(index), store.owner_of(index) or "", store.tokens(index).tolist())
+        for index in range(store.size)
+    ]
+
+
+def _rewrite(folder: Path, rows: list[tuple[bytes, str, list[int]]], keys: CorpusKeys) -> None:
+    from trainer.data import TokenStore
+
+    before = TokenStore.open(folder)
+    fresh = folder.with_name(f"{folder.name}.next")
+    shutil.rmtree(fresh, ignore_errors=True)
+    _write_part(fresh, rows, keys, (before.tokenizer_digest, before.vocab_size, before.end_of_text))
+    shutil.rmtree(folder)
+    fresh.replace(folder)
+
+
+def _confirm(home: Home, keys: CorpusKeys) -> pl.DataFrame:
+    plain = unseal(
+        keys.sealing_key(CONFIRM), (home.target / _SEALED).read_bytes(), CONFIRM.encode()
+    )
+    return pl.read_parquet(io.BytesIO(plain))
+
+
+def _seal_confirm(home: Home, keys: CorpusKeys, records: pl.DataFrame) -> None:
+    plain = io.BytesIO()
+    records.write_parquet(plain, statistics=False)
+    blob = seal(keys.sealing_key(CONFIRM), plain.getvalue(), CONFIRM.encode())
+    write_atomic(home.target / _SEALED, blob, mode=0o600)
+
+
+def _write_rows(home: Home, rows: pl.DataFrame) -> None:
+    data = io.BytesIO()
+    rows.write_parquet(data, statistics=False)
+    write_atomic(home.target / _ROWS, data.getvalue(), mode=0o600)
+
+
 def _split(home: Home, keys: CorpusKeys, held_out: pl.DataFrame, tokenizer: Tokenizer) -> Target:
     if held_out.schema != SCHEMA:
         raise TargetError("held_out: expected the columns of a record")
@@ -177,10 +320,8 @@ def _split(home: Home, keys: CorpusKeys, held_out: pl.DataFrame, tokenizer: Toke
         TEST: records[order[half:most]],
         CONFIRM: records[order[most:]],
     }
-    sealed = io.BytesIO()
-    parts[CONFIRM].write_parquet(sealed, statistics=False)
-    blob = seal(keys.sealing_key(CONFIRM), sealed.getvalue(), CONFIRM.encode())
-    write_atomic(home.target / _SEALED, blob, mode=0o600)
+    _seal_confirm(home, keys, parts[CONFIRM])
+    _write_rows(home, records.select("record_id", "source"))
     ids = sorted(records["record_id"].to_list())
     target = Target(
         digest=keyed(keys.k_file, b"".join(ids)).hex(),
@@ -199,23 +340,34 @@ def _split(home: Home, keys: CorpusKeys, held_out: pl.DataFrame, tokenizer: Toke
 def _write_tokens(
     folder: Path, records: pl.DataFrame, keys: CorpusKeys, tokenizer: Tokenizer
 ) -> str:
+    tokens = tokenizer.encode(records["text"].to_list())
+    rows = [
+        (record, owner, [*text, tokenizer.end_of_text])
+        for record, owner, text in zip(records["record_id"], records["owner"], tokens, strict=True)
+    ]
+    return _write_part(
+        folder, rows, keys, (tokenizer.digest, tokenizer.vocab_size, tokenizer.end_of_text)
+    )
+
+
+def _write_part(
+    folder: Path,
+    rows: list[tuple[bytes, str, list[int]]],
+    keys: CorpusKeys,
+    tokenizer: tuple[str, int, int],
+) -> str:
     from trainer.data import write_tokens
 
-    ids = records["record_id"].to_list()
+    ids = [record for record, *_ in rows]
     # A target has no commitments; its tree stands over the record ids.
     tree = MerkleTree(leaf_hash(record) for record in ids)
-    tokens = tokenizer.encode(records["text"].to_list())
-    rows = zip(range(len(ids)), ids, records["owner"], tokens, strict=True)
     return write_tokens(
         folder,
         corpus_version=keyed(keys.k_file, b"".join(ids)).hex(),
-        tokenizer_digest=tokenizer.digest,
-        vocab_size=tokenizer.vocab_size,
-        end_of_text=tokenizer.end_of_text,
-        records=(
-            (index, record, owner, [*text, tokenizer.end_of_text])
-            for index, record, owner, text in rows
-        ),
+        tokenizer_digest=tokenizer[0],
+        vocab_size=tokenizer[1],
+        end_of_text=tokenizer[2],
+        records=((index, *row) for index, row in enumerate(rows)),
         subtree_roots=[
             tree.subtree_root(first, min(_SHARD_LEAVES, tree.size - first))
             for first in range(0, tree.size, _SHARD_LEAVES)

@@ -2,9 +2,11 @@
 
 Studies: `graph` runs the default size twice in a home of its own (`DATAWORTH_HOME`, default `.dataworth-accept`), and reads
 times, memory and leak rates off it. A killed study goes on where it stopped, because the graph does; its time then counts
-from the restart and the line says so.
+from the restart and the line says so. `influence-*`, `detection-*`, `removal-*` and `pays-*` (of `kinds`, `peps`, `sotu`) and `magic`
+hold values against retraining; each keeps its trainings in `.dataworth-accept/studies`, so a second call computes what is missing.
 """
 
+import importlib
 import json
 import os
 import resource
@@ -102,7 +104,24 @@ def result(home, asset):
     return json.loads((home / "results" / asset / "latest.json").read_text())["values"]
 
 
-STUDIES = {"graph": graph}
+def of(module, function, *arguments):
+    """A study of another file, imported when it is asked for."""
+
+    def run_it():
+        sys.path.insert(0, str(ROOT))
+        getattr(importlib.import_module(module), function)(*arguments)
+
+    return run_it
+
+
+STUDIES = {
+    "graph": graph,
+    "magic": of("study_magic", "study"),
+    **{f"influence-{name}": of("study_influence", "study", name) for name in ("kinds", "peps")},
+    **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
+    **{f"removal-{name}": of("study_planted", "removal", name) for name in ("sotu", "peps")},
+    **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
+}
 
 if __name__ == "__main__":
     name = sys.argv[1] if len(sys.argv) > 1 else ""

@@ -16,7 +16,7 @@ from figures import ROOT, record
 
 from valuation.knn import knn_shapley
 
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
+PEERS = ROOT / ".venv-pydvl" / "bin" / "python"
 ROUNDS = 3
 PEER = """
 import json, sys, time, warnings

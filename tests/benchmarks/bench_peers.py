@@ -53,9 +53,10 @@ import figures  # noqa: E402 - after the path is set
 from trainer import Layout  # noqa: E402
 from trainer.convert import export_model  # noqa: E402
 from trainer.data import BatchPlan, TokenStore, write_tokens  # noqa: E402
+from trainer.likelihood import cross_entropy_sum  # noqa: E402
 from trainer.loop import fit  # noqa: E402
 from trainer.model import Transformer, init_parameters  # noqa: E402
-from trainer.objective import LanguageModelling, cross_entropy_sum  # noqa: E402
+from trainer.objective import LanguageModelling  # noqa: E402
 from trainer.presets import PRESETS, flops_per_token  # noqa: E402
 from trainer.spec import BatchSpec, OptimSpec, RunConfig, RunSpec, no_versions, save_run  # noqa: E402
 

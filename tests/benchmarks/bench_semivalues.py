@@ -13,7 +13,7 @@ import sys
 import numpy as np
 from figures import HERE, ROOT, record
 
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
+PEERS = ROOT / ".venv-pydvl" / "bin" / "python"
 SEEDS = 20
 # Its AirportGame can't be made (shapes (9,) and (8,) in its table), and its MinimumSpanningTreeGame's values of 200
 # don't add up to V(all) = 0.

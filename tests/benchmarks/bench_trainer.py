@@ -32,9 +32,10 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import figures  # noqa: E402 - after the path is set
 
 from trainer.data import BatchPlan, TokenStore, write_tokens  # noqa: E402 - after the path is set
+from trainer.likelihood import cross_entropy_sum  # noqa: E402
 from trainer.loop import fit  # noqa: E402
 from trainer.model import Transformer, init_parameters, num_parameters  # noqa: E402
-from trainer.objective import LanguageModelling, cross_entropy_sum  # noqa: E402
+from trainer.objective import LanguageModelling  # noqa: E402
 from trainer.spec import BatchSpec, ModelSpec, RunConfig, RunSpec, no_versions, save_run  # noqa: E402
 
 WARM_UP = 5  # steps before the clock starts

@@ -93,12 +93,12 @@ def encode(text):
     return np.array([*codes, END], dtype=np.int64)
 
 
-def excerpts(name, part, count, seed):
-    """(owner, tokens) of `count` excerpts, as many per owner as possible, from the documents of one part only."""
+def excerpts(name, part, count, seed, only=None):
+    """(owner, tokens) of `count` excerpts, as many per owner as possible, from one part's documents (of some owners only)."""
     rng = np.random.default_rng([seed, *name.encode(), PARTS.index(part)])
     pieces = {}
     for owner, document, text in documents(name):
-        if _part_of(document) == part:
+        if _part_of(document) == part and (only is None or owner in only):
             cuts = range(0, len(text) - LENGTH, LENGTH)
             pieces.setdefault(owner, []).extend(text[i : i + LENGTH - 1] for i in cuts)
     owners = sorted(owner for owner, found in pieces.items() if len(found) >= 8)

@@ -13,6 +13,8 @@ from pipelines.reports import (
     Estimate,
     EvaluationPlan,
     GroupValue,
+    HeatCell,
+    Influence,
     Intake,
     LossCurve,
     Membership,
@@ -24,6 +26,7 @@ from pipelines.reports import (
     Rate,
     Reason,
     ReceiptCheck,
+    RecordInfluence,
     ReportData,
     Request,
     RunRef,
@@ -155,6 +158,38 @@ def sample() -> ReportData:
             loss_with=Estimate(value=7.6246 - 0.7812),
             plan_digest=digest(2),
             notes=("One order seed for all coalitions.",),
+        ),
+        influence=Influence(
+            method="influence.ekfac",
+            form="trapezoid",
+            checkpoint_root=digest(10),
+            num_records=613,
+            num_queries=47,
+            num_distinguishable=38,
+            heat=tuple(
+                HeatCell(owner=owner, target_owner=target, value=value)
+                for owner, target, value in (("adams", "lincoln", -2.2e-5),)
+            ),
+            helpful=(
+                RecordInfluence(
+                    record=digest(11),
+                    owner="adams",
+                    value=Estimate(value=0.0731, se=0.0113, low=0.0504, high=0.0958, n=47),
+                    distinguishable=True,
+                ),
+            ),
+            harmful=(
+                RecordInfluence(
+                    record=digest(12),
+                    owner="washington",
+                    value=Estimate(value=-0.0162, se=0.0117, low=-0.0398, high=0.0074, n=47),
+                    distinguishable=False,
+                ),
+            ),
+            steps=(1, 2, 3),
+            drops=(0.031, 0.027, -0.004),
+            credits=(0.030, 0.011, 0.009),
+            notes=("Records are named by id.",),
         ),
         pricing=Pricing(
             currency="EUR",

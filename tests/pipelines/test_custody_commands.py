@@ -145,6 +145,60 @@ def test_a_witness_follows_the_ledger_and_its_tiles_and_refuses_a_rollback(tell,
     assert tell("witness", str(tmp_path / "www"), *state, "--key", root).code == 0
 
 
+def test_a_receipt_is_verified_after_a_rotation_with_the_root_key_and_its_list(
+    tell, site, tmp_path
+):
+    """`--keys` is the list that the root signed; without it, or with the ledger's own key, the answer is no."""
+    custody.rotate_ledger(site, tmp_path / "root")
+    root, listed = (
+        (site.home.ledger / "root.vkey").read_text().strip(),
+        str(site.home.ledger / "keys"),
+    )
+    receipt = str(next(site.home.receipts.glob("*/ada.receipt.json")))
+    said = tell("verify", receipt, "--key", root, "--keys", listed)
+    assert (said.code, "key list 2 of dataworth/ledger/root names" in said.out) == (0, True)
+    own = (site.home.ledger / "vkey").read_text().strip()
+    (tmp_path / "empty").write_bytes(b"")
+    for arguments in (
+        ("--key", root),
+        ("--key", own, "--keys", listed),
+        ("--keys", listed),
+        ("--key", root, "--keys", str(tmp_path / "empty")),
+        ("--key", root, "--keys", str(tmp_path / "none")),
+    ):
+        said = tell("verify", receipt, *arguments)
+        assert (said.code, said.out[:2]) == (1, "no")
+
+
+def test_a_clock_that_runs_backwards_stops_the_command_and_leaves_the_ledger(tell, site, tmp_path):
+    """An entry of the year 2999 stands: the next command that enters says expected and got, exit code 2 (an error)."""
+    open_ledger(site).append("note", {"n": 1}, "2999-01-01T00:00:00Z")
+    before = {path: path.read_bytes() for path in site.home.ledger.rglob("*") if path.is_file()}
+    said = tell("keys", "rotate", "ledger", "--root", str(tmp_path / "root"))
+    assert said.code == 2, said
+    assert "clock runs backwards: expected a time from 2999-01-01T00:00:00Z on, got 2" in said.err
+    assert before == {
+        path: path.read_bytes() for path in site.home.ledger.rglob("*") if path.is_file()
+    }
+
+
+def test_a_home_with_a_ledger_of_the_first_layout_goes_on(tell, site, tmp_path):
+    """Opened by any command: taken over with every receipt still valid; a backup from before is restored as well."""
+    log = site.home.ledger
+    lines = (log / "entries.jsonl").read_bytes().splitlines(keepends=True)
+    (log / "entries.jsonl").write_bytes(
+        b"".join(line for line in lines if not line.startswith(b'{"checkpoint"'))
+    )
+    assert tell("backup", str(tmp_path / "old.tar")).code == 0
+    size = enter(site, "note", {"n": 1})
+    assert open_ledger(site).verify((log / "vkey").read_text().strip()).size == size + 1
+    for receipt in site.home.receipts.glob("*/*.receipt.json"):
+        assert tell("verify", str(receipt)).code == 0
+    said = tell("restore", str(tmp_path / "old.tar"))
+    assert said.code == 0, said
+    assert open_ledger(site).size == size + 1
+
+
 def test_why_names_what_differs(tell, site, tmp_path):
     """Two runs: every changed item alone, seed and setting with both values; equal ones are said to be equal."""
     from provenance.versions import ITEMS

@@ -19,7 +19,7 @@ GROUPS = {
     "provenance": {"commitment", "evaluation_plan", "receipts"},
     "training": {"training_plan", "checkpoint", "evaluation"},
     "unlearning": {
-        "erasure_request", "gold_checkpoint", "unlearned_checkpoint", "robustness_audit", "report",
+        "erasure_request", "gold_checkpoint", "unlearned_checkpoint", "robustness_audit", "report", "shredding",
     },
 }  # fmt: skip
 CHECKS = {
@@ -27,7 +27,7 @@ CHECKS = {
     "target:target_is_disjoint", "entropy:entropy_is_bounded", "owner_values:values_are_efficient",
     "prices:prices_sum_to_the_pool", "commitment:ledger_verifies", "receipts:receipts_verify",
     "checkpoint:checkpoint_root_holds", "checkpoint:phases_are_complete", "evaluation:plan_was_followed",
-    "erasure_request:suspended_records_left_head", "robustness_audit:verdict_follows_from_its_rows",
+    "erasure_request:suspended_records_left_head", "robustness_audit:verdict_follows_from_its_rows", "shredding:shredded_requests_left_nothing",
     "report:report_is_self_contained",
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import dagster as dg
@@ -255,6 +256,31 @@ def test_every_training_leaves_its_record(tiny_home: Path) -> None:
         result = json.loads((folder / "result.json").read_text())
         manifest = json.loads((folder / result["checkpoint"] / "manifest.json").read_text())
         assert manifest["root"] == result["checkpoint_root"] == windows[-1]["state_digest_after"]
+
+
+def test_the_ledger_says_from_which_state_to_which_each_window_went(tiny_home: Path) -> None:
+    """Every model's windows are entered with steps, shards, records, seed of the order, and the state before and after."""
+    entries = [entry["body"] for entry in ledger(tiny_home) if entry["kind"] == "windows"]
+    for asset in ("checkpoint", "unlearned_checkpoint"):
+        run = values(tiny_home, asset)["run"]
+        (body,) = (body for body in entries if body["run"] == run)
+        document = parse_json((tiny_home / "runs" / run / "run.json").read_bytes())
+        assert body["seed"] == document["seed"]
+        written = rows(tiny_home / "runs" / run / "windows.jsonl")
+        assert [
+            (row["first_step"], row["last_step"], row["state_digest_before"], row["state_digest"])
+            for row in body["windows"]
+        ] == [
+            (
+                row["first_step"],
+                row["last_step"],
+                row["state_digest_before"],
+                row["state_digest_after"],
+            )
+            for row in written
+        ]
+        for before, after in pairwise(body["windows"]):
+            assert before["state_digest"] == after["state_digest_before"]
 
 
 def test_the_forgotten_records_left_head_and_the_gold_model(tiny_home: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from provenance import (
     CompactRange,
+    KeyList,
     Ledger,
     ProvenanceError,
     SigningKey,
@@ -23,6 +24,7 @@ from provenance import (
     parse_json,
     parse_tlog_proof,
     parse_vkey,
+    sign_key_list,
     split_bundle,
     unseal,
     verify_chainpoint_v2,
@@ -135,6 +137,20 @@ def test_the_stand_alone_program_answers_no_to_any_bytes(tmp_path_factory, data)
     key = data.draw(st.just(VKEY) | st.text(max_size=40))
     code = standalone.main([str(folder / "a.receipt.json"), "--key", key])
     assert code == int((receipt, proof, key) != (RECEIPT, PROOF, VKEY))
+
+
+KEYS = sign_key_list(KeyList(ORIGIN, 1, ((0, VKEY),)), KEY)
+
+
+@settings(max_examples=150)
+@given(forged=bent(KEYS))
+def test_a_key_list_of_any_bytes_is_no_reason_to_say_yes(forged):
+    """The root's list bent at every place: VerifyError from the one file, unless it is the good list."""
+    receipt = json.loads(RECEIPT)
+    assert "key list 1 of" in verify_receipt(receipt, PROOF.decode(), ROOT_VKEY, KEYS.decode())[0]
+    if forged != KEYS:
+        with pytest.raises(VerifyError):
+            verify_receipt(receipt, PROOF.decode(), ROOT_VKEY, text(forged))
 
 
 @settings(max_examples=100)

@@ -13,7 +13,26 @@ from pathlib import Path
 import pytest
 
 import provenance.verify_standalone as verify_module
+from provenance import (
+    CorpusState,
+    KeyList,
+    Ledger,
+    ProvenanceError,
+    ReceiptOwner,
+    SigningKey,
+    build_receipt,
+    issue_receipts,
+    open_key_list,
+    root_name,
+    sign_key_list,
+    sign_note,
+    vkey,
+)
 
+TIME = "2025-01-31T12:00:00Z"
+ORIGIN = "dataworth.example/demo"
+OLD, NEW, ROOT = (SigningKey.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
+ROOT_VKEY = vkey(root_name(ORIGIN), ROOT.public)
 VECTORS = Path(__file__).parent / "vectors"
 VKEY = (VECTORS / "vkey.txt").read_text().strip()
 SOURCE = Path(verify_module.__file__)
@@ -85,6 +104,9 @@ def test_wrong_use_and_missing_files_are_a_no_without_a_traceback(folder):
     for arguments in (
         *attempts,
         ("bomb.receipt.json", "--key", VKEY),
+        ("ada.receipt.json", "--key", VKEY, "--keys"),
+        ("ada.receipt.json", "--key", VKEY, "--keys", "none"),
+        ("ada.receipt.json", "--key", VKEY, "--list", "ada.tlog-proof"),
         ("verify_standalone.py",) * 3,
     ):
         done = run(folder, *arguments)
@@ -100,6 +122,108 @@ def test_a_receipt_file_in_another_spelling_is_refused(name, capsys):
     out = capsys.readouterr().out
     assert out.startswith("no: ")
     assert REASONS[name] in out
+
+
+@pytest.fixture
+def rotated(folder):
+    """Receipts from before and after a rotation, and the list that the root key signed of both keys."""
+    ledger = Ledger.open(folder / "ledger", ORIGIN, OLD)
+    state = CorpusState("v", bytes(32), 0, bytes(32))
+    receipt = build_receipt(ReceiptOwner("ada", bytes(32), bytes(32)), state, [])
+    ledger.append("corpus", state.body(), TIME)
+    issue(folder, "before", ledger, receipt)
+    keys = KeyList(ORIGIN, 1, ((0, vkey(ORIGIN, OLD.public)),)).rotated(
+        ledger.size + 1, vkey(ORIGIN, NEW.public)
+    )
+    (folder / "keys").write_bytes(sign_key_list(keys, ROOT))
+    issue(folder, "after", Ledger.open(folder / "ledger", ORIGIN, NEW, keys=keys), receipt)
+    shutil.rmtree(folder / "ledger")
+    return folder
+
+
+def issue(folder, name, ledger, receipt):
+    (issued,) = issue_receipts(ledger, [receipt], [0], TIME)
+    (folder / f"{name}.receipt.json").write_bytes(issued.receipt)
+    (folder / f"{name}.tlog-proof").write_text(issued.tlog_proof)
+
+
+def test_after_a_rotation_the_root_key_and_its_list_are_enough(rotated):
+    """Receipts under the old and the new key, in a folder with the one file: yes, and which key signed."""
+    for name, size, key in (("before", 2, OLD), ("after", 3, NEW)):
+        done = run(rotated, f"{name}.tlog-proof", "--key", ROOT_VKEY, "--keys", "keys")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines()[:3:2] == [
+            "yes",
+            f"- the log {ORIGIN} signed {size} entries with root {done.stdout.split('root ')[2][:64]}",
+        ]
+        assert (
+            f"- key list 2 of {ORIGIN}/root names {vkey(ORIGIN, key.public)} for {size} entries\n"
+            in done.stdout
+        )
+        one = run(rotated, f"{name}.tlog-proof", "--key", vkey(ORIGIN, key.public))
+        assert one.returncode == 0
+        other = vkey(ORIGIN, (NEW if key is OLD else OLD).public)
+        assert run(rotated, f"{name}.tlog-proof", "--key", other).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "change", "reason"),
+    [
+        (
+            4,
+            None,
+            r"signatures by dataworth.example/demo, last line",
+        ),  # the old key beyond its last size
+        (
+            1,
+            None,
+            r"signatures by dataworth.example/demo, last line",
+        ),  # the new key before its first
+        (3, OLD, "key id|signatures by dataworth.example/demo/root"),  # not signed by the root
+        (3, (" ", "  "), "signature"),
+        (3, ("v1", "v2"), "signature"),
+    ],
+)
+def test_attack_a_list_that_does_not_give_the_key_this_size(rotated, first, change, reason):
+    """A retired key, a future key, another signer, changed text: no, with what was expected."""
+    rows = ((0, vkey(ORIGIN, OLD.public)), (first, vkey(ORIGIN, NEW.public)))
+    signer = change if isinstance(change, SigningKey) else ROOT
+    text = sign_key_list(KeyList(ORIGIN, 2, rows), signer).decode()
+    (rotated / "keys").write_text(text.replace(*change, 1) if isinstance(change, tuple) else text)
+    name = "before" if first == 1 else "after"
+    done = run(rotated, f"{name}.tlog-proof", "--key", ROOT_VKEY, "--keys", "keys")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert re.search(rf"^no: .*({reason}).*expected .*got ", done.stdout)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dataworth key list v2\n{o}\n2\n0 {a}\n3 {b}\n",
+        "dataworth key list v1\nother.example/log\n2\n0 {a}\n3 {b}\n",
+        "dataworth key list v1\n{o}\n02\n0 {a}\n3 {b}\n",
+        "dataworth key list v1\n{o}\n2\n0 {a}\n03 {b}\n",
+        "dataworth key list v1\n{o}\n2\n3 {b}\n0 {a}\n",
+        "dataworth key list v1\n{o}\n2\n0 {a}\n3 {b}\n3 {b}\n",
+        "dataworth key list v1\n{o}\n2\n1 {a}\n3 {b}\n",
+        "dataworth key list v1\n{o}\n2\n0 {a}\n3 {b} extra\n",
+        "dataworth key list v1\n{o}\n2\n0 {r}\n3 {b}\n",
+        "dataworth key list v1\n{o}\n2\n",
+        "dataworth key list v1\n{o}\n",
+    ],
+)
+def test_attack_a_key_list_in_another_form_is_refused_though_the_root_signed_it(rotated, text):
+    """What the package's own reader refuses, the one file refuses as well."""
+    filled = text.format(
+        o=ORIGIN, a=vkey(ORIGIN, OLD.public), b=vkey(ORIGIN, NEW.public), r=ROOT_VKEY
+    )
+    note = sign_note(filled, root_name(ORIGIN), ROOT)
+    with pytest.raises(ProvenanceError):
+        open_key_list(note, ROOT_VKEY)
+    proof = (rotated / "after.tlog-proof").read_text()
+    receipt = json.loads((rotated / "after.receipt.json").read_bytes())
+    with pytest.raises(verify_module.VerifyError, match=r"key list|malformed"):
+        verify_module.verify_receipt(receipt, proof, ROOT_VKEY, note.decode())
 
 
 def test_a_refusal_does_not_print_the_secrets_of_the_receipt(capsys):

@@ -4,12 +4,16 @@ import dataclasses
 import hashlib
 
 import pytest
+import torch
 from trainer_corpus import END, VOCAB, make_run, record_id
 
 from provenance.merkle import MerkleTree
-from trainer.errors import DataError
-from trainer.inputs import open_store
+from trainer.checkpoint import read_tensors, verify
+from trainer.convert import export_model, import_model, imported_root
+from trainer.errors import AlteredCheckpointError, DataError, OtherModelError
+from trainer.inputs import initial_model, open_store
 from trainer.loop import fit
+from trainer.model import Transformer, init_parameters
 from trainer.spec import no_versions, save_run
 from trainer.tokens import SHARD_LEAVES, write_tokens
 
@@ -84,3 +88,43 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path):
     with pytest.raises(DataError, match=f"expected tokenizer {'11' * 32}, got {'00' * 32}"):
         open_store(other, tmp_path / "r")
     open_store(dataclasses.replace(run, versions=no_versions()), tmp_path / "r")
+
+
+def test_a_float64_run_goes_on_with_every_digit(tmp_path):
+    """The weights of a float64 checkpoint start a float64 run unrounded, and a float32 run rounded once."""
+    config = dataclasses.replace(make_run(tmp_path).config, precision="float64")
+    run = make_run(tmp_path, "first", steps=2, every=2)
+    run = dataclasses.replace(run, config=dataclasses.replace(config, checkpoint_every=2))
+    save_run(run, tmp_path / run.run)
+    assert fit(run, tmp_path / run.run) == 0
+    saved = dict(read_tensors(tmp_path / "first" / "step-2"))
+    root = verify(tmp_path / "first" / "step-2").root
+    (tmp_path / "second").mkdir()
+    follower = dataclasses.replace(run, run="second", init="../first/step-2", init_root=root)
+    for precision, dtype in (("float64", torch.float64), ("float32", torch.float32)):
+        changed = dataclasses.replace(config, precision=precision)
+        model = initial_model(dataclasses.replace(follower, config=changed), tmp_path / "second")
+        for name, weight in model.named_parameters():
+            assert torch.equal(weight, saved[f"model.{name}"].to(dtype)), name
+    rounded = [t for n, t in saved.items() if n.startswith("model.") and (t != t.float()).any()]
+    assert rounded, "the checkpoint has no digit that float32 would lose: the test shows nothing"
+
+
+def test_a_run_starts_from_a_model_in_llama_format(tmp_path):
+    """Imported weights are named by their root, trained on, and refused when other, or of another shape."""
+    run = make_run(tmp_path, "r", steps=1)
+    model = Transformer(run.config.model)
+    init_parameters(model, 5)
+    export_model(model, tmp_path / "llama")
+    (tmp_path / "r").mkdir()
+    root = imported_root(import_model(tmp_path / "llama"))
+    run = dataclasses.replace(run, init="../llama", init_root=root)
+    found = initial_model(run, tmp_path / "r").state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in model.state_dict().items())
+    save_run(run, tmp_path / "r")
+    assert fit(run, tmp_path / "r") == 0
+    with pytest.raises(AlteredCheckpointError, match="expected root 0000"):
+        initial_model(dataclasses.replace(run, init_root="00" * 32), tmp_path / "r")
+    narrow = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, dim=16))
+    with pytest.raises(OtherModelError, match="another model"):
+        initial_model(dataclasses.replace(run, config=narrow), tmp_path / "r")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from trainer_corpus import MIXTURE, MODEL, VOCAB, documents, record_id
 
 from trainer.data import pack
+from trainer.likelihood import cross_entropy_sum
 from trainer.model import KVCache, Transformer, init_parameters, num_parameters
-from trainer.objective import cross_entropy_sum
 from trainer.spec import ModelSpec
 
 SPECS = [

@@ -88,6 +88,30 @@ def test_a_tied_or_single_precision_model_agrees_too(compare, layout):
 
 
 @pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("gqa", Layout(dp_shard=2)),
+        ("gqa", Layout(tp=2)),
+        ("gqa", Layout(sp=2)),
+        ("gqa", Layout(schedule="1f1b", tp=2, **PIPE)),
+        ("moe", Layout(schedule="zbv", dp_shard=2, ep=2, **PIPE)),
+    ],
+    ids=str,
+)
+def test_bfloat16_rounds_on_every_layout_and_nothing_else(compare, kind, layout):
+    """With products in bfloat16 a layout stays as near to one process as bfloat16 is to float32, and really uses it."""
+    case = Case(KINDS[kind], dtype=torch.float32, bfloat16=True)
+    found = compare(case, layout)
+    case = fitting(case, layout)
+    single = errors(expected(dataclasses.replace(case, bfloat16=False)), expected(case))
+    assert found["tokens"] == 0
+    for name in ("loss", "norm", "grad"):
+        assert single[name] > SINGLE, "bfloat16 changes nothing here: the test shows nothing"
+        assert found[name] < 3 * single[name] + SINGLE, (name, found, single)
+    assert max(found[name] for name in ("loss", "norm", "grad")) > SINGLE, "as exact as float32"
+
+
+@pytest.mark.parametrize(
     ("fault", "layout"),
     [
         ("shift_labels_after_the_cut", Layout(sp=2)),

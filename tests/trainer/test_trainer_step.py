@@ -9,8 +9,9 @@ from trainer_corpus import MODEL, write_corpus
 
 from trainer.data import BatchPlan, TokenStore
 from trainer.errors import NumericalError
+from trainer.likelihood import cross_entropy_sum
 from trainer.model import Transformer, init_parameters
-from trainer.objective import Accountable, LanguageModelling, Objective, cross_entropy_sum
+from trainer.objective import Accountable, LanguageModelling, Objective
 from trainer.optim import build_optimizer, learning_rate
 from trainer.spec import BatchSpec, OptimSpec
 from trainer.step import train_step

@@ -51,6 +51,8 @@ class Case:
     seed: int = 0
     lr: float = 1e-2
     dtype: torch.dtype = torch.float64
+    bfloat16: bool = False
+    """Matrix products in bfloat16; needs float32 weights."""
     idle: bool = False
     """Every token visits the first two experts."""
     fault: str = "none"
@@ -109,11 +111,14 @@ def start(case, layout):
     return mesh, model, optimizer, LanguageModelling(Rows(case), mesh.device, mesh)
 
 
-def one_step(step, mesh, model, optimizer, objective):
+def one_step(step, mesh, model, optimizer, objective, *, bfloat16=False):
     """Train one step."""
     batch = objective.batch(step, *mesh.batch_place)
     totals = mesh.sum(objective.counts(batch) * mesh.counts)
-    return train_step(model, optimizer, objective, batch, totals, clip_norm=0.5, mesh=mesh)
+    return train_step(
+        model, optimizer, objective, batch, totals, clip_norm=0.5, mesh=mesh,
+        precision="bfloat16" if bfloat16 else "float32",
+    )  # fmt: skip
 
 
 def measure(case, layout):
@@ -121,7 +126,7 @@ def measure(case, layout):
     mesh, model, optimizer, objective = start(case, layout)
     numbers, grads = [], {}
     for step in range(case.steps):
-        report = one_step(step, mesh, model, optimizer, objective)
+        report = one_step(step, mesh, model, optimizer, objective, bfloat16=case.bfloat16)
         numbers.append((report.loss, report.grad_norm, float(report.tokens)))
         if step == 0:
             grads = {f"grad {name}": full(p.grad).clone() for name, p in model.named_parameters()}

@@ -216,3 +216,9 @@ def study(tmp_path_factory):
     study.models["gold"] = study.train("gold-run", excluded=study.excluded())
     study.models["gold2"] = study.train("gold2-run", excluded=study.excluded(), seed=1)
     return study
+
+
+@pytest.fixture(scope="session")
+def records_only(tmp_path_factory):
+    """Records, tokens and tokenizer of the study, without any trained model."""
+    return build_study(tmp_path_factory.mktemp("records"))

@@ -207,7 +207,8 @@ def test_fine_tuning_trains_its_copy(original, material):
     values = {
         m.subject: m.value for m in after if m.score == "secret_logprob" and m.attack.endswith("5")
     }
-    assert np.mean(list(values.values())) < np.mean(list(before.values())) - 1.0
+    moved = [abs(values[subject] - value) for subject, value in before.items() if subject in values]
+    assert np.mean(moved) > 0.5
     assert {m.attack for m in after} == {"fine_tune/step-2", "fine_tune/step-5"}
 
 

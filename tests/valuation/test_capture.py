@@ -129,6 +129,14 @@ def test_names_restrict_what_is_watched():
         Capture(model, ["nothing.weight"])
 
 
+def test_a_parameter_that_is_used_behind_the_modules_back_is_refused():
+    """A head applied as a bare product would otherwise be a silent zero."""
+    model, train = tiny_model(tied=False), token_set(np.random.default_rng(9), 2)
+    model.logits = lambda x: x @ model.head.weight.T
+    with pytest.raises(GradientError, match=r"head.weight.*no call"):
+        next(record_gradients(model, train.batches(2)))
+
+
 def test_a_spread_mixture_is_refused():
     """Experts in other processes can't be seen from here."""
     model, train = tiny_model(**MIXTURE), token_set(np.random.default_rng(9), 2)

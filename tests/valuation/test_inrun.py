@@ -24,9 +24,10 @@ from trainer.objective import LanguageModelling
 from trainer.optim import build_optimizer, learning_rate
 from trainer.spec import BatchSpec, ModelSpec, OptimSpec, RunConfig, RunSpec, no_versions, save_run
 from trainer.step import train_step
+from valuation.credit import rescale
 from valuation.errors import GradientError
 from valuation.gradients import aggregate_gradient, mean_loss
-from valuation.inrun import credited_steps, rescale, target_sample, train
+from valuation.inrun import credited_steps, target_sample, train
 
 VOCAB = 31
 MODEL = ModelSpec(vocab_size=VOCAB, num_layers=1, dim=8, num_heads=2, num_kv_heads=1, ffn_dim=12)
@@ -100,7 +101,9 @@ def test_credits_equal_the_naive_formula(tmp_path):
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in twin.parameters()]
     beta1, beta2 = OPTIM.betas
     clipped = 0
-    for step, done in enumerate(credited_steps(model, plan, target, OPTIM, 3)):
+    for step, done in enumerate(
+        credited_steps(model, plan, target, OPTIM, 3, forms=("first", "sgd"))
+    ):
         aim = list(aggregate_gradient(twin, target).direction.values())
         loss_before = mean_loss(twin, target)
         batch = plan.batch(step)
@@ -134,8 +137,10 @@ def test_credits_equal_the_naive_formula(tmp_path):
                 for a, g, d in zip(aim, gradients, conditioned, strict=True)
             ]
             plain = [(a * g).sum().item() for a, g in zip(aim, gradients, strict=True)]
-            assert done.credit_S[place] == pytest.approx(share * sum(dots), rel=1e-8, abs=1e-12)
-            assert done.sgd_S[place] == pytest.approx(
+            assert done.credits_S["first"][place] == pytest.approx(
+                share * sum(dots), rel=1e-8, abs=1e-12
+            )
+            assert done.credits_S["sgd"][place] == pytest.approx(
                 rate * clip / batch.num_labels * sum(plain), rel=1e-8, abs=1e-12
             )
         assert done.residual.clip_factor == pytest.approx(clip, rel=1e-10)
@@ -171,7 +176,8 @@ def test_small_steps_leave_no_curvature(tmp_path):
     for lr in (1e-3, 1e-4):
         model, plan, target = setting(tmp_path)
         optim = OptimSpec(lr=lr, warmup_steps=0, betas=(0.0, 0.95), weight_decay=0.0, clip_norm=0.0)
-        line = next(iter(credited_steps(model, plan, target, optim, 1))).residual
+        steps = credited_steps(model, plan, target, optim, 1, forms=("first",))
+        line = next(iter(steps)).residual
         assert line.decay == 0
         assert line.momentum == pytest.approx(0, abs=1e-14)
         errors.append(abs(line.residual / line.drop))
@@ -321,11 +327,11 @@ def test_the_entry_runs_under_the_trainer(tmp_path):
 
 def test_noise_earns_less_than_the_targets_own_language(tmp_path):
     """Positive and negative control: counting records help a counting target, noise does not (mean per token)."""
-    run = make_run(tmp_path, steps=20)
+    run = make_run(tmp_path, steps=20, forms=["trapezoid", "first", "sgd"])
     assert train(run, tmp_path) == 0
     table = read_influence(tmp_path)
     noise_N = table["index"] % 3 == 0
-    for column in ("credit", "credit_rescaled", "credit_sgd"):
+    for column in ("credit", "credit_rescaled", "credit_first", "credit_sgd"):
         rate = table[column] / np.maximum(table["tokens_seen"], 1)
         assert rate[~noise_N].mean() > rate[noise_N].mean(), column
 

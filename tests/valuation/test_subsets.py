@@ -87,10 +87,13 @@ def test_the_model_of_a_subset_is_the_one_the_bank_measured(setting, tmp_path):
     np.testing.assert_array_equal(bank.nll_MQ[0], nll_Q)
     assert sorted(fit.states) == [0, 2, fit.steps]
     assert fit.steps == bank.steps_M[0]
+    assert fit.states[2].optimizer["step"] == 2
+    assert fit.states[fit.steps].lr < fit.states[2].lr
     for name, parameter in fit.model.named_parameters():
-        assert torch.equal(fit.states[fit.steps][name], parameter)
+        assert torch.equal(fit.states[fit.steps].weights[name], parameter)
     assert not torch.equal(
-        fit.states[0]["blocks.0.ffn.w1.weight"], fit.states[2]["blocks.0.ffn.w1.weight"]
+        fit.states[0].weights["blocks.0.ffn.w1.weight"],
+        fit.states[2].weights["blocks.0.ffn.w1.weight"],
     )
 
 
@@ -137,7 +140,7 @@ def test_masking_everything_leaves_the_untrained_model(setting, tmp_path):
     masked = dataclasses.replace(setting, leave_out="mask", optim=still)
     fit = fit_subset(masked, ~everyone(setting), 1, keep=(0,))
     for name, parameter in fit.model.named_parameters():
-        assert torch.equal(parameter, fit.states[0][name])
+        assert torch.equal(parameter, fit.states[0].weights[name])
 
 
 def test_processes_and_a_second_call_change_no_bit(setting, tmp_path):

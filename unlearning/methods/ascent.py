@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.spec import RunSpec
+    from unlearning.methods.settings import Settings
+    from unlearning.methods.view import View
 
 
 def ascent_term(logprob_N: Tensor, num_tokens_N: Tensor) -> Tensor:
@@ -34,6 +36,23 @@ def ascent_term(logprob_N: Tensor, num_tokens_N: Tensor) -> Tensor:
         loss_N, ≤ 0 and unbounded below.
     """
     return logprob_N / num_tokens_N
+
+
+NEEDS: frozenset[str] = frozenset()
+
+
+def loss(view: View, settings: Settings) -> Tensor:
+    """Forget term of each record; see `ascent_term`.
+
+    Args:
+        view: pushed positions of a step.
+        settings: none.
+
+    Returns:
+        loss_N.
+    """
+    del settings
+    return ascent_term(view.logprob_N, view.num_tokens_N)
 
 
 def run(run: RunSpec, directory: Path) -> int:

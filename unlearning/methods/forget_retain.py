@@ -21,7 +21,7 @@ the retained ones only.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,8 @@ import torch
 
 from trainer.data import BatchPlan, pack
 from trainer.inputs import initial_model, load_excluded, load_selection, open_store
-from trainer.objective import LanguageModelling, cross_entropy_sum, label_count
+from trainer.likelihood import cross_entropy_sum
+from trainer.objective import LanguageModelling, label_count
 from unlearning.errors import PlanError
 from unlearning.people import read_sealed
 from unlearning.probes import FileTokenizer, trained_probes
@@ -66,6 +67,12 @@ class ForgetConfig:
     """Forgotten records per step, over all processes."""
     forget_tokens: str = "secret"
     """Tokens that are pushed: "secret" or "all"."""
+    method: str = "npo"
+    """Which of `METHODS`, for the entry `unlearning.methods.objective:run`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Changes of its hyper-parameters (`settings`)."""
+    alternates: str = ""
+    """File of plausible alternates, one record per forgotten record (altpo)."""
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> ForgetConfig:
@@ -193,9 +200,13 @@ class ForgetRetain:
 
     def batch(self, step: int, rank: int, world: int) -> ForgetBatch:
         """This process's retained rows and its share of the step's forgotten records."""
-        retained = self._retained.batch(step, rank, world)
         chosen = self.chosen(step)
         mine = tuple(chosen[len(chosen) * rank // world : len(chosen) * (rank + 1) // world])
+        return self._assembled(step, rank, world, mine)
+
+    def _assembled(self, step: int, rank: int, world: int, mine: tuple[int, ...]) -> ForgetBatch:
+        """Retained rows of a process with rows of these records under them."""
+        retained = self._retained.batch(step, rank, world)
         pushed, record = self._rows_of(mine)
         tokens, labels, positions, documents = (
             torch.cat(pair).to(_device()) for pair in zip(retained, pushed, strict=True)
@@ -247,15 +258,18 @@ class ForgetRetain:
         Returns:
             Indices, a pure function of seed and step.
         """
-        count, found = len(self._forgotten), []
+        return self._chosen_of(step, len(self._forgotten))
+
+    def _chosen_of(self, step: int, count: int) -> list[int]:
+        found = []
         for position in range(step * self._per_step, (step + 1) * self._per_step):
             epoch, place = divmod(position, count)
-            found.append(int(self._order(epoch)[place]))
+            found.append(int(self._order(epoch, count)[place]))
         return found
 
-    def _order(self, epoch: int) -> Any:
+    def _order(self, epoch: int, count: int) -> Any:
         key = hashlib.sha256(f"dataworth-forget-1|{self._seed}|{epoch}".encode()).digest()
-        return np.random.default_rng(int.from_bytes(key, "big")).permutation(len(self._forgotten))
+        return np.random.default_rng(int.from_bytes(key, "big")).permutation(count)
 
 
 def pushed_logprobs(logits_BTV: Tensor, batch: ForgetBatch) -> Tensor:
@@ -293,6 +307,35 @@ def from_run(
         UnlearningError: if settings or sealed records are refused.
     """
     config = ForgetConfig.from_extra(run.config.extra)
+    plan, forgotten, _ = inputs_of(run, directory, config)
+    reference_N = reference_logprobs(initial_model(run, directory).eval(), forgotten)
+    return ForgetRetain(
+        plan,
+        forgotten,
+        reference_N,
+        term(config),
+        retain_weight=config.retain_weight,
+        forget_records=config.forget_records,
+    )
+
+
+def inputs_of(
+    run: RunSpec, directory: Path, config: ForgetConfig
+) -> tuple[BatchPlan, list[Forgotten], FileTokenizer]:
+    """What every method starts from: batches of what remains, and the records to push.
+
+    Args:
+        run: specification.
+        directory: the run's folder.
+        config: its settings.
+
+    Returns:
+        The plan, the forgotten records, the tokenizer.
+
+    Raises:
+        UnlearningError: if there is no original model, or the sealed records are refused.
+        DataError: if nothing would be left to retain.
+    """
     if run.init == "none":
         raise PlanError("expected the original model as the run's init, got 'none'")
     records, _ = read_sealed(config.sealed, directory)
@@ -308,15 +351,7 @@ def from_run(
         load_excluded(run, directory) | sealed,
         load_selection(run, directory),
     )
-    reference_N = reference_logprobs(initial_model(run, directory).eval(), forgotten)
-    return ForgetRetain(
-        plan,
-        forgotten,
-        reference_N,
-        term(config),
-        retain_weight=config.retain_weight,
-        forget_records=config.forget_records,
-    )
+    return plan, forgotten, tokenizer
 
 
 def reference_logprobs(model: Any, forgotten: Sequence[Forgotten]) -> Tensor:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.spec import RunSpec
+    from unlearning.methods.settings import Settings
+    from unlearning.methods.view import View
 
 
 def npo_term(logprob_N: Tensor, reference_N: Tensor, beta: float) -> Tensor:
@@ -49,6 +51,22 @@ def npo_term(logprob_N: Tensor, reference_N: Tensor, beta: float) -> Tensor:
     Source: Zhang et al. 2024, eq. 3.
     """
     return 2.0 / beta * functional.softplus(beta * (logprob_N - reference_N))
+
+
+NEEDS: frozenset[str] = frozenset()
+
+
+def loss(view: View, settings: Settings) -> Tensor:
+    """Forget term of each record; see `npo_term`.
+
+    Args:
+        view: pushed positions of a step.
+        settings: `beta`.
+
+    Returns:
+        loss_N.
+    """
+    return npo_term(view.logprob_N, view.reference_N, settings.beta)
 
 
 def run(run: RunSpec, directory: Path) -> int:

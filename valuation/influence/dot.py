@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from valuation.influence.pairing import PASS, finish, gradient_blocks, pair
+from valuation.influence.pairing import PASS, as_cosines, finish, gradient_blocks, pair
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,11 +53,7 @@ def scores(
     for places, left in gradient_blocks(model, queries, how):
         dots_QN, squares_N = pair(model, train, left, how, norms=cosine)
         if cosine:
-            squares_Q = sum(
-                g.double().flatten(1).square().sum(1).cpu().numpy() for g in left.values()
-            )
-            size_QN = np.sqrt(np.outer(squares_Q, squares_N))
-            dots_QN = np.divide(dots_QN, size_QN, out=np.zeros_like(dots_QN), where=size_QN > 0)
+            dots_QN = as_cosines(dots_QN, left, squares_N)
         scores_QN[places] = dots_QN
     method = "cosine" if cosine else "dot"
     return finish(scores_QN, method, model, train, queries, per_token=per_token and not cosine)

@@ -223,6 +223,7 @@ def _first_pass(
     squares: dict[str, Tensor] = {}
     for _, capture, groups in watched(model, documents, how, draw):
         counts += torch.tensor([len(groups.count_N), len(groups.position_P)], device=device)
+        seen: dict[int, Tensor] = {}
         for name, shape in capture.shapes.items():
             sites = capture.sites_of(name)
             if len(shape) == 1:
@@ -231,7 +232,7 @@ def _first_pass(
                 continue
             identity = any(isinstance(site, LookupSite) for site in sites)
             for site in sites:
-                found = _site_moments(site, groups, shape, identity=identity)
+                found = _site_moments(site, groups, shape, seen, identity=identity)
                 known = moments.setdefault(name, {}).get(type(site))
                 if known is None:
                     moments[name][type(site)] = found
@@ -262,9 +263,14 @@ def _agree(how: Pass, names: list[str]) -> None:
 
 @torch.no_grad()
 def _site_moments(
-    site: Site, groups: Groups, shape: tuple[int, ...], *, identity: bool
+    site: Site,
+    groups: Groups,
+    shape: tuple[int, ...],
+    seen: dict[int, Tensor],
+    *,
+    identity: bool,
 ) -> _Moments:
-    """Row and column sums of one use in one batch, in float64."""
+    """Row and column sums of one use in one batch, in float64; matrices that read one input share its covariance."""
     if isinstance(site, ExpertsSite):
         kept_R = site.groups_of_rows(groups) >= 0
         assert site.expert_R is not None
@@ -284,8 +290,14 @@ def _site_moments(
     a_PI, g_PO = site.rows(groups)
     diagonal = identity or shape[0] > MAX_SIDE
     rows = g_PO.square().sum(0) if diagonal else g_PO.T @ g_PO
-    columns = a_PI.square().sum(0) if shape[1] > MAX_SIDE else a_PI.T @ a_PI
-    return _Moments(rows.double()[None], columns.double()[None], visits)
+    key = (
+        site.input.data_ptr()
+    )  # alive as long as the capture is, so no two inputs have one address
+    if key not in seen:
+        seen[key] = a_PI.square().sum(0) if shape[1] > MAX_SIDE else a_PI.T @ a_PI
+    # A copy each: sums over batches are made in place.
+    columns = seen[key].to(torch.float64, copy=True)
+    return _Moments(rows.double()[None], columns[None], visits)
 
 
 def _bases(
@@ -381,7 +393,8 @@ def _squares(capture: Capture, groups: Groups, name: str, block: Block) -> Tenso
         turned = outer_sums(g_PO @ block.rows[0], a_PI @ block.columns[0], groups.count_N)[:, None]
     else:
         turned = block.rotate(capture.gradients(name, groups))
-    return turned.square().sum(0, dtype=torch.float64)
+    # Over the few records of a batch in the model's own precision, over batches in float64.
+    return turned.square().sum(0).double()
 
 
 def model_labels(seed: int) -> Draw:

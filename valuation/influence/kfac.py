@@ -16,11 +16,13 @@ from valuation.influence.factors import fit
 from valuation.influence.pairing import PASS, preconditioned
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from torch import nn
 
     from valuation.influence.factors import Factors
-    from valuation.influence.pairing import Pass
+    from valuation.influence.pairing import Left, Pass
     from valuation.influence.scores import Scores, TokenSet
 
 
@@ -53,17 +55,21 @@ def scores(
     Raises:
         GradientError: damping <= 0, factors of other weights or records, or see `valuation.influence.pairing`.
     """
-    if factors is None:
-        factors = fit(model, train, how, corrected=False, generator=generator)
-    factors.require(model, train)
+    solve = solver(model, train, how, damping=damping, generator=generator, factors=factors)
     method = f"kfac(damping={damping:g}, labels={'data' if generator is None else 'model'})"
-    fitted = factors
-    return preconditioned(
-        model,
-        train,
-        queries,
-        lambda left: fitted.solve(left, damping),
-        method,
-        per_token=per_token,
-        how=how,
-    )
+    return preconditioned(model, train, queries, solve, method, per_token=per_token, how=how)
+
+
+def solver(
+    model: nn.Module,
+    train: TokenSet,
+    how: Pass,
+    *,
+    damping: float = 0.1,
+    generator: np.random.Generator | None = None,
+    factors: Factors | None = None,
+) -> Callable[[Left], Left]:
+    """The function that takes query gradients to H^-1 of them; arguments as in `scores`."""
+    fitted = factors or fit(model, train, how, corrected=False, generator=generator)
+    fitted.require(model, train)
+    return lambda left: fitted.solve(left, damping)

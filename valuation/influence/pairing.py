@@ -45,7 +45,7 @@ Left = dict[str, "Tensor"]
 class Pass:
     """How passes over records are made; only `names` changes what is computed, the rest changes rounding."""
 
-    rows: int = 16
+    rows: int = 32
     """Rows of a batch."""
     names: frozenset[str] | None = None
     """Parameters whose gradients count; None = all trainable ones."""
@@ -83,6 +83,30 @@ def watched(
         yield np.searchsorted(all_N, groups.index_N), capture, groups
 
 
+def query_check(queries: TokenSet) -> None:
+    """Refuse queries that have no loss.
+
+    Raises:
+        GradientError: no query, or one that predicts nothing.
+    """
+    if not queries.records:
+        raise GradientError("queries: expected at least one, got none")
+    if not queries.labels_N.all():
+        short = queries.index_N[queries.labels_N == 0]
+        raise GradientError(
+            f"queries: expected 2 tokens or more, got fewer at indices {short[:5].tolist()}; leave them out"
+        )
+
+
+def as_cosines(
+    dots_QN: NDArray[np.float64], left: Mapping[str, Tensor], squares_N: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Dot products divided by both norms; 0 for a record without gradient."""
+    squares_Q = sum(g.double().flatten(1).square().sum(1).cpu().numpy() for g in left.values())
+    size_QN = np.sqrt(np.outer(squares_Q, squares_N))
+    return np.divide(dots_QN, size_QN, out=np.zeros_like(dots_QN), where=size_QN > 0)
+
+
 def gradient_blocks(model: nn.Module, queries: TokenSet, how: Pass) -> Iterator[tuple[slice, Left]]:
     """The queries' gradients, formed, in blocks of at most `BLOCK_BYTES`.
 
@@ -97,13 +121,7 @@ def gradient_blocks(model: nn.Module, queries: TokenSet, how: Pass) -> Iterator[
     Raises:
         GradientError: no query, or one that predicts nothing.
     """
-    if not queries.records:
-        raise GradientError("queries: expected at least one, got none")
-    if not queries.labels_N.all():
-        short = queries.index_N[queries.labels_N == 0]
-        raise GradientError(
-            f"queries: expected 2 tokens or more, got fewer at indices {short[:5].tolist()}; leave them out"
-        )
+    query_check(queries)
     shapes = Capture(model, how.names).shapes
     like = next(model.parameters())
     size = sum(int(np.prod(shape)) for shape in shapes.values()) * like.element_size()

@@ -146,6 +146,36 @@ class TokenSet:
         return state.hexdigest()
 
 
+def refuse_overlap(train: TokenSet, queries: TokenSet) -> None:
+    """Refuse queries that stand among the training records: their loss says nothing about held-out text.
+
+    Found by fingerprint of the tokens, so also under another id, owner or index. Copies with edits are not found:
+    `valuation.clusters` finds those.
+
+    Args:
+        train: training records.
+        queries: what should be held out.
+
+    Raises:
+        GradientError: how many queries are records, and the indices of the first.
+    """
+    known = {_fingerprint(tokens): index for index, _, tokens in train.records}
+    twice = [
+        (index, known[print_])
+        for index, _, tokens in queries.records
+        if (print_ := _fingerprint(tokens)) in known
+    ]
+    if twice:
+        raise GradientError(
+            f"queries: expected text that isn't trained on, got {len(twice)} of {len(queries.records)} among the "
+            f"records; (query index, record index): {twice[:5]}; leave them out of one side"
+        )
+
+
+def _fingerprint(tokens: NDArray[Any]) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(tokens, dtype="<u4").data).digest()
+
+
 @dataclass(frozen=True, slots=True)
 class Binding:
     """What scores were computed from; hex digests, or an explicit "none"."""

@@ -15,11 +15,12 @@ GROUP = "unlearning"
 OWNERS = ["team:privacy"]
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"json"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
 def erasure_request(
-    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result
+    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, target: Result
 ) -> dg.MaterializeResult:
     """All pending requests of this corpus version as one batch: suspended from HEAD, their text sealed."""
+    del target  # held-out records can be named too, so the split comes first
     site = home.site()
     inputs = {"corpus": corpus["version"], "requests": steps.pending_digest(site)}
     return home.materialize(
@@ -27,7 +28,7 @@ def erasure_request(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def gold_checkpoint(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result, training_plan: Result, erasure_request: Result,
@@ -49,7 +50,7 @@ def gold_checkpoint(
     return home.materialize(context, inputs, make, describe.gold_checkpoint)
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def unlearned_checkpoint(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result, training_plan: Result, erasure_request: Result, checkpoint: Result,
@@ -76,7 +77,7 @@ def unlearned_checkpoint(
     return home.materialize(context, inputs, make, describe.unlearned_checkpoint)
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def robustness_audit(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, tokens: Result, target: Result, evaluation_plan: Result, erasure_request: Result,
@@ -101,16 +102,16 @@ def robustness_audit(
     return home.materialize(context, inputs, make, partial(describe.robustness_audit, site))
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"html"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"html"}, owners=OWNERS)
 def report(
-    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, entropy: Result, owner_values: Result, prices: Result,
-    checkpoint: Result, evaluation: Result, evaluation_plan: Result, commitment: Result, receipts: Result,
+    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, entropy: Result, influence: Result, owner_values: Result,
+    prices: Result, checkpoint: Result, evaluation: Result, evaluation_plan: Result, commitment: Result, receipts: Result,
     erasure_request: Result, robustness_audit: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
     """One self-contained HTML page: values with errors, prices, loss curve, audit table, provenance summary."""
     site = home.site()
     parts = {
-        "corpus": corpus, "entropy": entropy, "owner_values": owner_values, "prices": prices, "checkpoint": checkpoint,
+        "corpus": corpus, "entropy": entropy, "influence": influence, "owner_values": owner_values, "prices": prices, "checkpoint": checkpoint,
         "evaluation": evaluation, "evaluation_plan": evaluation_plan, "commitment": commitment, "receipts": receipts,
         "audit": robustness_audit, "erasure_request": erasure_request,
     }  # fmt: skip
@@ -121,3 +122,19 @@ def report(
     return home.materialize(
         context, inputs, partial(report_steps.report, site, parts), describe.report
     )
+
+
+@dg.asset(
+    group_name=GROUP, code_version="1", kinds={"json"}, owners=OWNERS,
+    deps=["quarantine", "clusters", "quality", "values", "report"],
+)  # fmt: skip
+def shredding(
+    context: dg.AssetExecutionContext,
+    home: HomeResource,
+    erasure_request: Result,
+    robustness_audit: Result,
+) -> dg.MaterializeResult:
+    """Last of all: audited requests whose time has come lose text, key, salts, the original model and every derivative."""
+    site = home.site()
+    inputs = steps.shredding_inputs(site, erasure_request, robustness_audit)
+    return home.materialize(context, inputs, partial(steps.shredding, site), describe.shredding)

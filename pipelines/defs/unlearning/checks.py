@@ -33,3 +33,9 @@ def report_is_self_contained(
 ) -> dg.AssetCheckResult:
     """The page asks for nothing from outside and holds no text of a suspended record."""
     return outcome(trail.report(home.site(), report, erasure_request), bytes=report["bytes"])
+
+
+@dg.asset_check(asset="shredding", blocking=True)
+def shredded_requests_left_nothing(home: HomeResource, shredding: Result) -> dg.AssetCheckResult:
+    """Every shredded request has its inventory of derivatives in the ledger, and no sealed batch is left of it."""
+    return outcome(trail.shredded(home.site()), finished=len(shredding["finished"]))

@@ -44,12 +44,12 @@ def quality(
     return home.materialize(context, inputs, partial(steps.quality, site, corpus), describe.quality)
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def influence(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
-    """First-order In-Run Data Shapley per record: each record's share of the fall in target loss inside one training run."""
+    """Per record: in-run credit for the fall of the target's loss in one training, and EK-FAC influence at its last weights."""
     site = home.site()
     inputs = steps.influence_inputs(site, tokens, target, evaluation_plan)
     run = launcher(context, pipes)
@@ -57,7 +57,7 @@ def influence(
     return home.materialize(context, inputs, make, partial(describe.influence, site))
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def owner_values(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, clusters: Result, tokens: Result, target: Result, evaluation_plan: Result,
@@ -70,7 +70,7 @@ def owner_values(
     return home.materialize(context, inputs, make, describe.owner_values)
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"parquet"}, owners=OWNERS, name="values")
+@dg.asset(group_name=GROUP, code_version="3", kinds={"parquet"}, owners=OWNERS, name="values")
 def value_table(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result,
     influence: Result, owner_values: Result, evaluation_plan: Result,
@@ -85,6 +85,7 @@ def value_table(
         pricing.value_table,
         site,
         corpus,
+        tokens,
         influence,
         owner_values,
         evaluation_plan,
@@ -92,7 +93,7 @@ def value_table(
     return home.materialize(context, inputs, make, partial(describe.value_table, site))
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"parquet"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"parquet"}, owners=OWNERS)
 def prices(
     context: dg.AssetExecutionContext, home: HomeResource, values: Result
 ) -> dg.MaterializeResult:

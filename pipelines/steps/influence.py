@@ -1,0 +1,67 @@
+"""What the report and the asset's page tell about influence: the owners' map, both ends of the list, the residual."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pipelines.reports.influence import HeatCell, Influence, RecordInfluence
+from pipelines.reports.parts import Estimate
+
+if TYPE_CHECKING:
+    from pipelines.results import Result
+    from pipelines.site import Site
+
+ENDS = 8
+"""Records shown at each end of the list."""
+
+NOTES = (
+    "Records are named by id; no text is shown.",
+    "Order and sign of the influence are what the method is good for; its scale presumes a training that converged.",
+    "The interval is over held-out records: neither the seed of the training nor the error of the method is in it.",
+    "Distinguishable from 0 is what survives Holm's correction over all scored records.",
+)
+
+
+def influence_part(site: "Site", result: "Result") -> Influence:
+    """The influence section from the tables that the asset left.
+
+    Args:
+        site: The open home.
+        result: What the influence asset made.
+    """
+    import polars as pl
+
+    _, records, owners = (site.home.path / file for file in result["files"])
+    table = pl.read_parquet(records).sort(["value", "index"], descending=[True, False])
+    books = [
+        json.loads(line)
+        for line in (site.home.runs / result["run"] / "residuals.jsonl").read_text().splitlines()
+    ]
+    ends = min(ENDS, len(table) // 2)
+    return Influence(
+        method=result["method"], form=result["form"], checkpoint_root=result["checkpoint_root"], num_records=len(table),
+        num_queries=result["queries"], num_distinguishable=result["distinguishable"],
+        heat=tuple(
+            HeatCell(owner=row["owner"], target_owner=row["target_owner"], value=row["value"])
+            for row in pl.read_parquet(owners).iter_rows(named=True)
+        ),
+        helpful=tuple(_row(row, result) for row in table.head(ends).iter_rows(named=True)),
+        harmful=tuple(_row(row, result) for row in table.tail(ends).reverse().iter_rows(named=True)),
+        steps=tuple(line["step"] for line in books), drops=tuple(float(line["drop"]) for line in books),
+        credits=tuple(float(line["credit"]) for line in books), notes=NOTES,
+    )  # fmt: skip
+
+
+def _row(row: dict[str, Any], result: "Result") -> RecordInfluence:
+    value = Estimate(
+        value=row["value"],
+        se=row["se"],
+        low=row["ci_low"],
+        high=row["ci_high"],
+        n=result["queries"],
+    )
+    return RecordInfluence(
+        record=row["record_id"].hex(),
+        owner=row["owner"],
+        value=value,
+        distinguishable=row["distinguishable"],
+    )

@@ -1,0 +1,104 @@
+"""The one place of hyper-parameters: published defaults by method, and how a run changes them.
+
+Defaults are those of the method's own paper or of its published code (the notes at each line say which). Numbers that a
+run sets differently belong to that run: the demonstration's own were chosen on the people that it audits (README).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any
+
+from unlearning.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Numbers of one method; those that a method does not use are ignored by it."""
+
+    forget_weight: float = 1.0
+    """w_f, weight of the forget term."""
+    retain_weight: float = 1.0
+    """w_r, weight of the retain term; 0 turns it off."""
+    beta: float = 0.1
+    """Inverse temperature, exponent, or logit shift."""
+    beta2: float = 1.0
+    """SatImp's second exponent."""
+    delta: float = 0.0
+    """SimNPO's margin, nats per token."""
+    scale: float = 2.0
+    """RMU's length c, adaptive RMU's factor."""
+    layers: tuple[int, ...] = (-1,)
+    """Layers whose hidden states are moved; negative counts from the last."""
+    bound: float = 1.0
+    """PDU's ε: largest loss on what remains, nats per token."""
+    dual_rate: float = 1.0
+    """PDU's η."""
+    skip: int = 0
+    """CE-U: first tokens of a secret that are not pushed."""
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0 or self.retain_weight < 0 or self.forget_weight < 0:
+            raise PlanError("expected beta > 0, forget_weight >= 0 and retain_weight >= 0")
+
+
+DEFAULTS = {
+    "ascent": Settings(retain_weight=0.0),  # arXiv 2210.01504
+    "graddiff": Settings(),  # w_f = w_r = 1, arXiv 2203.12817
+    "kl": Settings(),  # TOFU, arXiv 2401.06121
+    "npo": Settings(
+        beta=0.1
+    ),  # arXiv 2404.05868; a six-digit number is shorter than its answers, see npo.py
+    "simnpo": Settings(beta=4.5, delta=0.0, forget_weight=0.125),  # arXiv 2410.07163
+    "dpo": Settings(beta=0.1),  # TOFU
+    "altpo": Settings(beta=0.1),  # arXiv 2409.13474
+    "rmu": Settings(
+        scale=2.0, layers=(-2,)
+    ),  # c of the published code's yaml; WMDP, arXiv 2403.03218
+    "adaptive_rmu": Settings(scale=5.0, layers=(-2,)),  # arXiv 2408.06223
+    "undial": Settings(beta=10.0, retain_weight=0.0),  # arXiv 2402.10052
+    "ceu": Settings(retain_weight=0.0, skip=1),  # arXiv 2503.01224
+    "wga": Settings(beta=1.0),  # arXiv 2502.19301
+    "satimp": Settings(beta=5.0, beta2=1.0, forget_weight=0.1),  # arXiv 2505.11953
+    "pdu": Settings(),  # ε has no default in the paper; here 1 nat
+    "rau": Settings(layers=(-3, -2, -1)),  # our reading of PrivUn, arXiv 2604.22076
+    "finetune": Settings(forget_weight=0.0),
+}
+
+
+def settings_of(method: str, changes: Mapping[str, Any]) -> Settings:
+    """A method's defaults with a run's changes.
+
+    Args:
+        method: a name of `METHODS`.
+        changes: field → decimal string, integer or list of integers.
+
+    Raises:
+        PlanError: an unknown method or setting, or one out of range.
+    """
+    if method not in DEFAULTS:
+        raise PlanError(f"expected a method of {sorted(DEFAULTS)}, got {method!r}")
+    known = {field.name for field in fields(Settings)}
+    unknown = sorted(set(changes) - known)
+    if unknown:
+        raise PlanError(f"unknown setting {unknown[0]!r} of {method}: known are {sorted(known)}")
+    return replace(
+        DEFAULTS[method], **{name: _value(name, value) for name, value in changes.items()}
+    )
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "layers":
+        return tuple(int(layer) for layer in value)
+    if name == "skip":
+        return int(value)
+    try:
+        return float(Decimal(value)) if isinstance(value, str) else float(int(value))
+    except (InvalidOperation, TypeError, ValueError):
+        raise PlanError(
+            f"expected {name} as a decimal string such as '0.1', got {value!r}"
+        ) from None
