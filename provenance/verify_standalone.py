@@ -29,7 +29,7 @@ class VerifyError(ValueError):
     """The receipt is not proven; the message says what was expected and what was found."""
 
 def verify_receipt(receipt: dict[str, Any], tlog_proof: str, vkey: str, keys: str | None = None) -> list[str]:
-    """The facts that both files prove to the log's vkey, or the root key's with its signed list ``keys``; VerifyError for what they don't."""
+    """The facts that the files prove, or VerifyError. Args: contents of both files; the log's vkey, or the root key's with its list ``keys``."""
     try:
         facts, bodies = _log(receipt, tlog_proof, vkey, keys)
         return facts + _contents(receipt, bodies)

@@ -119,6 +119,12 @@ def retrain(run: RunSpec, directory: Path) -> int:
         DataError: tokens or excluded records are not the committed ones.
         NumericalError: a training left the finite numbers.
     """
+    chosen = (run.config.precision, run.config.batch.accumulation, run.config.guard)
+    if chosen != ("float32", 1, None):
+        raise ProxyError(
+            f"config: expected float32, accumulation 1 and no guard in a valuation, got {chosen}; "
+            "coalitions are compared with each other, so all are trained in one way that the bank's key names"
+        )
     plan = read_plan(run.config.extra, directory)
     settings = _settings(run, directory, plan)
     if run.layout.world_size != 1 or run.steps < 1:
@@ -129,12 +135,6 @@ def retrain(run: RunSpec, directory: Path) -> int:
     if run.config.mixture.repeats:
         raise ProxyError(
             "config.mixture: expected no repeats in a valuation, got some; every record stands once per pass"
-        )
-    chosen = (run.config.precision, run.config.batch.accumulation, run.config.guard)
-    if chosen != ("float32", 1, None):
-        raise ProxyError(
-            f"config: expected float32, accumulation 1 and no guard in a valuation, got {chosen}; "
-            "coalitions are compared with each other, so all are trained in one way that the bank's key names"
         )
     bank = directory / "bank"
     bank.mkdir(exist_ok=True)

@@ -150,28 +150,6 @@ def test_the_value_table_has_the_published_columns(tiny_home: Path) -> None:
     assert (groups["value_nano"] <= groups["ci_high_nano"]).all()
 
 
-def test_the_surprisal_of_every_token_adds_up_to_the_record(tiny_home: Path) -> None:
-    """DuckDB sums the list of a record to the bits that the entropy table states, and the memory map holds the same numbers."""
-    import duckdb
-
-    from valuation.surprisal import open_surprisal
-
-    query = """with bits as (select record_id, unnest(bits)::double as bit from read_parquet($s))
-        select record_id, sum(bit), any_value(e.surprisal_bits_per_token * e.tokens), any_value(e.tokens), count(*)
-        from bits join read_parquet($e) e using (record_id) group by record_id"""
-    tables = {
-        "s": str(tiny_home / "tables/surprisal.parquet"),
-        "e": str(tiny_home / "tables/entropy.parquet"),
-    }
-    rows = duckdb.connect().execute(query, tables).fetchall()
-    assert len(rows) == values(tiny_home, "entropy")["records"]
-    for _, total, stated, tokens, entries in rows:
-        assert tokens == entries
-        assert total == pytest.approx(stated, rel=1e-12)
-    mapped = open_surprisal(tiny_home / "tables", sum(row[3] for row in rows))
-    assert float(mapped.astype("f8").sum()) == pytest.approx(sum(row[1] for row in rows))
-
-
 def test_prices_add_up_to_the_pool(tiny_home: Path) -> None:
     """Integer micro-units, nobody pays, and the last one is accounted for."""
     found = values(tiny_home, "prices")
