@@ -214,11 +214,11 @@ def shells():
             gap_R = np.array(totals) - np.array(base_R)
             gains[name] = float(gap_R.mean()) / half
             notes.append(f"{name} {gap_R.mean():+.5f} ({gap_R.min():+.5f} to {gap_R.max():+.5f})")
-    worst = max(gains.values())
+    worst = float(max(gains.values()))
     record(
         "accept.jsonl", "valuation.owners.shells", packages=PACKAGES, kind="requirement", seeds=list(SEEDS), n=len(SEEDS), unit="half-widths",
         what="largest gain of one owner under more names or with copies, in half-widths of its interval", estimate=worst, low=min(gains.values()),
-        high=worst, level=0.95, spread="least and largest of the ways", bar="<= 1", holds=worst <= 1,
+        high=worst, level=0.95, spread="least and largest of the ways", bar="<= 1", holds=bool(worst <= 1),
         note=f"value {np.mean(base_R):.4f} ± {half:.4f} nats; gains: {'; '.join(notes)}; 4 lots, mean purity {pure:.2f}",
         command="make accept STUDY=owners-shells",
     )  # fmt: skip
