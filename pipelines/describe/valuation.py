@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
 
+MOST_BARS = 30
+
 
 def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
     """Mean bits, and the owners with their own."""
@@ -106,10 +108,15 @@ def owner_values(result: "Result") -> Mapping[str, Any]:
         for group in groups
     ]
     owners = sorted(result["owners"], key=lambda owner: -owner["value"])
+    per_owner = bars_png(
+        {owner["id"]: owner["value"] for owner in owners[:MOST_BARS]},
+        {owner["id"]: (owner["low"], owner["high"]) for owner in owners[:MOST_BARS]},
+    )
     own = [[row["id"], sum(row["tokens"]), row["value"], row["low"], row["high"]] for row in owners]
     return {
         "owners": table_md(["owner", "tokens", "value, nats", "low", "high"], own),
         "values": table_md(["lot", "owners", "value, nats", "standard error", "low", "high"], rows),
+        "chart of owners": plot_md(per_owner, f"value of each owner with its interval, at most {MOST_BARS}"),
         "chart": plot_md(chart, "value of each lot with its interval"),
         "method": result["method"], "coalitions": result["coalitions"], "loss, nobody": result["loss_empty"],
         "loss, all": result["loss_all"], "efficiency error": result["efficiency_error"], "run": result["run"],

@@ -85,7 +85,7 @@ def large():
     record(
         "bench.jsonl", "valuation.owners.knn_memory", packages=("numpy",), kind="requirement", seeds=[0], n=1, spread="one run",
         what="peak memory, n = 1,000,000 x 100 queries x 384 dims, float32", unit="byte", ours=peak, peer=None, peer_name="none", peer_version="none",
-        ratio=None, better="lower", bar="<= 8e9", holds=peak <= 8e9 and error < 1e-9,
+        ratio=None, better="lower", bar="<= 8e9", holds=bool(peak <= 8e9 and error < 1e-9),
         note=f"{seconds:.0f} CPU s; |sum of values - v(all)| = {error:.1e}", command="python tests/benchmarks/bench_knn.py large",
     )  # fmt: skip
 

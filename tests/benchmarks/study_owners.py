@@ -214,11 +214,11 @@ def shells():
             gap_R = np.array(totals) - np.array(base_R)
             gains[name] = float(gap_R.mean()) / half
             notes.append(f"{name} {gap_R.mean():+.5f} ({gap_R.min():+.5f} to {gap_R.max():+.5f})")
-    worst = max(gains.values())
+    worst = float(max(gains.values()))
     record(
         "accept.jsonl", "valuation.owners.shells", packages=PACKAGES, kind="requirement", seeds=list(SEEDS), n=len(SEEDS), unit="half-widths",
         what="largest gain of one owner under more names or with copies, in half-widths of its interval", estimate=worst, low=min(gains.values()),
-        high=worst, level=0.95, spread="least and largest of the ways", bar="<= 1", holds=worst <= 1,
+        high=worst, level=0.95, spread="least and largest of the ways", bar="<= 1", holds=bool(worst <= 1),
         note=f"value {np.mean(base_R):.4f} ± {half:.4f} nats; gains: {'; '.join(notes)}; 4 lots, mean purity {pure:.2f}",
         command="make accept STUDY=owners-shells",
     )  # fmt: skip
@@ -229,7 +229,7 @@ def transfer():
     from scipy.stats import spearmanr
 
     names = list(CORRECT)
-    texts = solutions(100)
+    texts = solutions(60)
     rows = [(name, text) for name in names for text in texts[name]]
     found, member_KN = stored("transfer", rows), by_owner(rows, names)
     models = {
@@ -240,7 +240,7 @@ def transfer():
     }
     mean = {}
     for name, model in models.items():
-        mean[name] = valued(found, member_KN, model, SEEDS[:1] if name == "1.2M" else SEEDS)[
+        mean[name] = valued(found, member_KN, model, SEEDS[:1] if name == "1.2M" else SEEDS[:2])[
             0
         ].mean(axis=0)
     large = np.maximum(mean["1.2M"], 0)
@@ -251,7 +251,7 @@ def transfer():
         rhos[name] = float(spearmanr(mean[name], mean["1.2M"]).statistic)
         notes.append(f"{name}: rho {rhos[name]:.2f}, {moved:.1%} of the pool changes hands")
     record(
-        "accept.jsonl", "valuation.owners.transfer", packages=PACKAGES, kind="hypothesis", seeds=list(SEEDS), n=1, unit="1",
+        "accept.jsonl", "valuation.owners.transfer", packages=PACKAGES, kind="hypothesis", seeds=list(SEEDS[:2]), n=1, unit="1",
         what="Spearman correlation of owner values, smallest proxy against a 1.2M model", estimate=rhos["0.02M"], low=min(rhos.values()),
         high=max(rhos.values()), level=None, spread="least and largest of three proxies", bar=">= 0.8", holds=rhos["0.02M"] >= 0.8,
         note="; ".join(notes) + "; the large model has 1.2M parameters and one seed, not the 7M of the plan", command="make accept STUDY=owners-transfer",
