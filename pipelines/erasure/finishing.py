@@ -336,11 +336,11 @@ def _inventory(site: "Site", request: Request, journal: Mapping[str, Any]) -> di
 
 def _enter_shredded(site: "Site", group: Group, journal: Mapping[str, Any]) -> None:
     for request in group.requests:
-        skipped = STATES[STATES.index(request.state) + 1 : STATES.index("shredded")]
-        for state in skipped if request.state in OPEN_STATES else ():
-            enter_state(site, request, state, by="deadline")
         digest = sha256(jcs(_inventory(site, request, journal))).hexdigest()
-        enter_state(site, request, "shredded", release=journal["release"], derivatives=digest)
+        more = {"release": journal["release"], "derivatives": digest}
+        if STATES.index(request.state) < STATES.index("audited"):
+            more["by"] = "deadline"  # nobody unlearned or audited anything, so no entry says so
+        enter_state(site, request, "shredded", **more)
 
 
 def enter_state(site: "Site", request: Request, state: str, **more: Any) -> int:
