@@ -22,7 +22,7 @@ class Choice:
 
     method: str
     kind: str
-    """exact, sharded or approximate."""
+    """exact, library only, or approximate."""
     steps: int
     seconds: float | None
     """None before the first training."""
@@ -61,7 +61,7 @@ def choices(site: "Site", num_records: int) -> list[Choice]:
         cost = None if second is None else steps * second
         return Choice(method, kind, steps, cost, steps / whole, *past.get(method, (0, 0)))
 
-    rows = [one("exact", "exact", whole), one("sisa", "sharded", -(-whole // SHARDS))]
+    rows = [one("exact", "exact", whole), one("sisa", "library only", -(-whole // SHARDS))]
     return rows + [one(name, "approximate", some) for name in sorted(METHODS)]
 
 
@@ -84,7 +84,7 @@ def recommendation(rows: list[Choice], site: "Site") -> str:
         best = max(proven, key=lambda row: row.passed / row.audits)
         return f"recommended: {best.method}; it passed {best.passed} of {best.audits} audits of this home"
     return (
-        f"recommended: sisa where the model is sharded, else {site.config.erasure.method} with an audit; no approximate method has "
+        f"recommended: {site.config.erasure.method} with an audit; no approximate method has "
         "passed an audit of this home yet, and a failed audit costs an exact retraining"
     )
 
@@ -104,8 +104,8 @@ def _past(site: "Site") -> dict[str, tuple[int, int]]:
 
     found: dict[str, tuple[int, int]] = {}
     for entry in open_ledger(site).entries():
-        if entry["kind"] == "audit":
-            method = entry["body"].get("method", "npo")
+        if entry["kind"] == "audit" and "method" in entry["body"]:  # older entries don't say which
+            method = entry["body"]["method"]
             audits, passed = found.get(method, (0, 0))
             found[method] = (audits + 1, passed + (entry["body"]["verdict"] == "PASS"))
     return found

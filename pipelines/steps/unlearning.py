@@ -249,7 +249,7 @@ def unlearned_checkpoint(
     site: "Site", tokens: "Result", target: "Result", plan: "Result", training_plan: "Result", erasure: "Result", checkpoint: "Result",
     run: Launch,
 ) -> Made:  # fmt: skip
-    """Run NPO with a retain term from the released model."""
+    """Run the configured method from the released model."""
     if none := skipped(erasure):
         return none
     anywhere = site.home.runs / "any"
@@ -268,6 +268,7 @@ def unlearned_checkpoint(
     _enter_all(site, erasure, "unlearned")
     return values["root"], values | {
         "method": "NPO with a retain term" if method == "npo" else method,
+        "method_name": method,
         "skipped": "",
     }
 
@@ -340,6 +341,7 @@ def robustness_audit(
         "plan": plan_digest,
         "audit": sha256((directory / "audit.json").read_bytes()).hexdigest(),
         "verdict": audit["verdict"],
+        "method": models["unlearned"]["method_name"],
         "versions": versions_of(directory),
     }
     entries["audit"] = enter(site, "audit", body)
