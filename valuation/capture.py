@@ -26,6 +26,7 @@ Source: per-record gradients from layer inputs and output gradients: Goodfellow,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -61,7 +62,7 @@ class Groups:
 
 
 @dataclass(slots=True)
-class Site:
+class Site(ABC):
     """One use of one parameter in one forward pass."""
 
     parameter: str
@@ -73,13 +74,13 @@ class Site:
     grad: Tensor | None = None
     """Gradient of the loss with respect to what came out; None until the backward pass."""
 
+    @abstractmethod
     def token_dots(self, direction: Tensor) -> Tensor:
         """This use's share of <gradient, direction>, split over positions: dots_BT."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gradients(self, groups: Groups) -> Tensor:
         """This use's share of every record's gradient: [N, ...] of the parameter's shape."""
-        raise NotImplementedError
 
     @property
     def arrived(self) -> Tensor:

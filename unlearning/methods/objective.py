@@ -4,7 +4,7 @@
 
 `f` is the method's own; the retain term is NLL unless the method asks for the original's distribution (`retain_kl`) or hidden
 states (`retain_hidden`). What a loss needs of the original at the pushed positions is computed once, before training, and only
-what it needs: the model's copy is kept for the two retain terms alone, so that an unlearning step costs a training step.
+what it needs. The two retain terms on the original's side are the exception: they keep its copy and cost a forward pass per step.
 
 The run stops after `steps`: a rule that looks at the gold model would need the retraining it wants to save.
 """
@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from trainer.data import IGNORE
-from trainer.objective import cross_entropy_sum
+from trainer.likelihood import cross_entropy_sum
 from unlearning.errors import PlanError
 from unlearning.methods import METHODS
 from unlearning.methods.forget_retain import (
