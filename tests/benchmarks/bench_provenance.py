@@ -16,6 +16,7 @@ import gc
 import hashlib
 import importlib
 import json
+import multiprocessing
 import os
 import resource
 import statistics
@@ -215,8 +216,9 @@ def processes(count, rounds):
     def leaves(first, end):
         return (row for (row,) in iter_unpack(f"{width}s", data[first * width : end * width]))
 
-    speedups, paths = [], []
+    speedups, paths, limits = [], [], []
     for number in range(rounds):
+        limits.append(bare_speedup(2 * count))
         for used in (1, 2) if number % 2 == 0 else (2, 1):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             wall, cpu = time.perf_counter(), time.process_time()
@@ -240,8 +242,29 @@ def processes(count, rounds):
         ours=ratio, peer=1.0, peer_name="one process", peer_version="", ratio=ratio, better="higher", n=rounds, spread=spread(speedups),
         bar="ratio >= 1.7", holds=ratio >= 1.7 if ratio >= 1.7 or free else None,
         note=f"{count} leaves, {cores} cores, load {load:.1f}" + ("" if free else ": other work ran, a miss says nothing")
-        + f"; CPU seconds of one process over those of the busier of two: {statistics.median(paths):.2f} ({spread(paths)})",
+        + f"; CPU seconds of one process over those of the busier of two: {statistics.median(paths):.2f} ({spread(paths)})"
+        + f"; bare hashing alone against two processes, wall time: {statistics.median(limits):.2f} ({spread(limits)})",
     )  # fmt: skip
+
+
+def bare_speedup(count):
+    """Wall time of so many bare hashes in one process over that in two, which share nothing: what the machine allows."""
+
+    def hashes(share):
+        for _ in range(share):
+            hashlib.sha256(bytes(100)).digest()
+
+    start = time.perf_counter()
+    hashes(count)
+    alone = time.perf_counter() - start
+    start = time.perf_counter()
+    fork = multiprocessing.get_context("fork")
+    halves = [fork.Process(target=hashes, args=(count // 2,)) for _ in range(2)]
+    for half in halves:
+        half.start()
+    for half in halves:
+        half.join()
+    return alone / (time.perf_counter() - start)
 
 
 def memory(count):
