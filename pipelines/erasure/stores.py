@@ -138,6 +138,22 @@ def models(scope: Scope) -> int:
     return removed
 
 
+def run_inputs(scope: Scope) -> int:
+    """Lists that runs were given: copies by record id, lots and weights by a record's place; the next run writes its own."""
+    found = list(scope.site.home.runs.glob("inputs/*"))
+    for path in found:
+        path.unlink()
+    return len(found)
+
+
+def by_token(scope: Scope) -> int:
+    """Numbers of every token in the order of the records: nothing in them tells which are whose, so all go."""
+    found = list(scope.site.home.tables.glob("surprisal.[!p]*"))
+    for path in found:
+        path.unlink()
+    return len(found)
+
+
 def receipts(scope: Scope) -> int:
     """Receipts that open a commitment of one of the records: they hold its salt. Owners keep the copies that they were given."""
     return _unlink_holding(scope, scope.site.home.receipts.rglob("*.receipt.json"))
@@ -204,7 +220,7 @@ def salts(scope: Scope) -> int:
 
 STORES: dict[str, Callable[[Scope], int]] = {
     "corpus versions": corpus, "deliveries in the home": inbox, "token shards": tokens, "held-out target": target, "tables": tables,
-    "models, gradients and banks": models, "receipts": receipts, "reports": pages, "logs": logs, "databases": databases,
+    "numbers by token": by_token, "models, gradients and banks": models, "inputs of runs": run_inputs, "receipts": receipts, "reports": pages, "logs": logs, "databases": databases,
     "scratch space": scratch, "salts": salts, "results": results,
 }  # fmt: skip
 

@@ -91,7 +91,7 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     ]
     bits = per_owner.surprisal_bits_per_token_N
     return digest_of(digests), {
-        "files": ["tables/entropy.parquet", "tables/owner_entropy.parquet", "tables/surprisal.parquet"],
+        "files": ["tables/entropy.parquet", "tables/owner_entropy.parquet", "tables/surprisal.parquet", "tables/surprisal.f16", "tables/surprisal.json"],
         "records": len(frame), "owners": len(owners), "tokens": int(per_record.tokens_N.sum()),
         "mean_bits_per_token": float(np.average(bits, weights=per_owner.tokens_N)),
         "mean_bits_per_byte": float(np.average(per_owner.surprisal_bits_per_byte_N, weights=per_owner.bytes_N)),

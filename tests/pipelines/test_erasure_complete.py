@@ -40,6 +40,7 @@ from pipelines.storage.tokens import load_tokenizer, train_tokenizer, write_vers
 from pipelines.storage.versions import Versions
 from provenance import keyed
 
+BY_PLACE = ("tables/surprisal.f16", "tables/surprisal.json", "runs/inputs/lots-000000000000.bin")
 LONG = PLANTED + " It is the lodger of the third floor, 7719 by name of lot. " * 90
 """Longer than a page of SQLite."""
 
@@ -65,6 +66,11 @@ def plant(site: Site) -> None:
     write_receipts(site, keys, later)
     ids = np.array(tokenizer.encode([PLANTED])[0])
     _plant_run(site, "train-aaaaaaaaaaaa", later, ids, identity)
+    inputs = home.runs / "inputs"
+    inputs.mkdir()
+    (inputs / "copies-000000000000.txt").write_text(identity.hex() + "\n")
+    for name in BY_PLACE:  # numbers of records by their place: no search can tell whose they are
+        (home.path / name).write_bytes(np.arange(8, dtype="<f2").tobytes())
     table = pl.DataFrame(
         {"subject_kind": ["record"], "subject_id": [identity.hex()], "value_nano": [7]}
     )
@@ -168,7 +174,7 @@ def stores_that_hold(site: Site, grams: set) -> set[str]:
 
 
 EVERYWHERE = {
-    "blocks .parquet", "tokens .arrow", "receipts .json", "tables .parquet", "runs .npz", "runs .parquet", "runs .log", "logs .log",
+    "blocks .parquet", "tokens .arrow", "receipts .json", "tables .parquet", "runs .npz", "runs .parquet", "runs .log", "runs .txt", "logs .log",
     "staging .gz", "staging .zst", "reports .html", "results .json", "dagster .db",
 }  # fmt: skip
 
@@ -217,6 +223,7 @@ def test_found_in_every_store_before_and_in_none_after(site: Site) -> None:
     (done,) = carry_on(site)
     assert (done.requests, done.records, done.release) == ((request.id,), 1, "none yet")
     assert stores_that_hold(site, grams) == set()
+    assert not any((site.home.path / name).exists() for name in BY_PLACE)
     assert state_of(site, request) == "shredded"
     known = words(site)
     with pytest.raises(SaltError):
