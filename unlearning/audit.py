@@ -4,7 +4,8 @@ Order, and why it is this one::
 
     1  read and unseal the records, check that forgotten, retained and look-alike people are different people
     2  write plan.json: thresholds, limits of the adversary, digests of the models       (before any model is opened)
-    3  for each model in turn: tiers 1 to 3, membership, utility                         (one model in memory at a time)
+    3  for each model in turn: tiers 1 to 3, membership, utility, the plan's repertoire  (one model in memory at a time; what is
+       finished is kept and not repeated after a kill: `measuring`); random weights: utility
     4  write rows.parquet, then judge *the file that was written*, then audit.json and result.json
 
 Files in the run's folder: `plan.json`, `progress.jsonl`, `rows.parquet`, `audit.json`, `result.json`. None holds a prompt, a
@@ -27,27 +28,23 @@ Cost: about 60 forward passes of one line per forgotten person and model, and 50
 from __future__ import annotations
 
 import hashlib
-import json
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs, write_atomic
 from unlearning.errors import PeopleError, PlanError
+from unlearning.measuring import measure, random_model, remove_parts
 from unlearning.people import read_records, read_sealed
 from unlearning.plan import AuditPlan
-from unlearning.rows import Row, opaque_id, read_rows, to_table, write_rows
+from unlearning.rows import read_rows, to_table, write_rows
 from unlearning.verdict import Verdict, verdict_from_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from trainer.model import Transformer
     from trainer.spec import RunSpec
-    from unlearning.material import Material
     from unlearning.people import Record
-    from unlearning.rows import Measurement
 
 FORMAT = 1
 _REQUIRED = ("models", "sealed", "retained", "tokenizer")
@@ -102,7 +99,6 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
         UnlearningError: if records, settings or an earlier plan are refused.
         TrainerError: if a checkpoint is incomplete, altered or of another shape.
     """
-    from trainer.checkpoint import load_model
     from unlearning.material import prepare
     from unlearning.probes import FileTokenizer
 
@@ -117,39 +113,12 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
         inputs.plan.attacks,
         inputs.plan.seed,
     )
-    rows: list[Row] = []
-    with (directory / "progress.jsonl").open("w", encoding="utf-8") as progress:
-        steps = [(model, step) for model in inputs.models for step in measurements()]
-        loaded: tuple[str, Transformer] | None = None
-        for number, ((role, folder, digest), (name, measure)) in enumerate(steps, start=1):
-            if loaded is None or loaded[0] != f"{role}{digest}":
-                loaded = (f"{role}{digest}", load_model(folder, run.config.model))
-            started = time.perf_counter()
-            rows += _rows_of(measure(loaded[1], material), role, digest, inputs, material)
-            line = {"step": number, "of": len(steps), "model": role, "attack": name}
-            line |= {"seconds": round(time.perf_counter() - started, 3), "time": time.time()}
-            progress.write(json.dumps(line) + "\n")
-            progress.flush()
+    rows = measure(run.config.model, directory, inputs, material)
     write_rows(directory / "rows.parquet", to_table(rows))
     verdict = verdict_from_rows(read_rows(directory / "rows.parquet"), inputs.plan)
     _write_results(run, directory, inputs, verdict, len(rows))
+    remove_parts(directory)
     return verdict
-
-
-def measurements() -> list[tuple[str, Callable[[Transformer, Material], list[Measurement]]]]:
-    """What is measured on every model, in order: the attacks and the utility on retained records."""
-    from unlearning.attacks.direct import direct
-    from unlearning.attacks.fine_tune import fine_tune
-    from unlearning.attacks.in_context import in_context
-    from unlearning.attacks.membership import losses, membership
-
-    return [
-        ("direct", direct),
-        ("in_context", in_context),
-        ("fine_tune", fine_tune),
-        ("membership", membership),
-        ("utility", lambda model, m: losses(model, m.retained, "retained", "utility")),
-    ]
 
 
 def read_inputs(run: RunSpec, directory: Path) -> Inputs:
@@ -166,6 +135,8 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
         UnlearningError: if settings or records are refused.
         TrainerError: if a checkpoint folder is incomplete or altered.
     """
+    from trainer.root import state_root
+
     extra = run.config.extra
     if run.layout.world_size != 1:
         raise PlanError(f"expected one process for an audit, got {run.layout.world_size}")
@@ -199,6 +170,7 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
             "gold": roots["gold"],
             "seed": run.seed,
             "attacks": dict(extra.get("attacks", {})),
+            "random_init": state_root(random_model(run.config.model, run.seed).state_dict()),
         }
     )
     stray = set(plan.subgroups) - {r.group for r in forgotten}
@@ -253,25 +225,6 @@ def _write_plan(directory: Path, plan: AuditPlan) -> None:
             "plan.json exists with other content; a plan is fixed before the first look, so start a new run"
         )
     write_atomic(path, data)
-
-
-def _rows_of(
-    measured: list[Measurement], role: str, digest: str, inputs: Inputs, material: Material
-) -> list[Row]:
-    return [
-        Row(
-            subject_id=opaque_id(inputs.key, m.subject),
-            population=m.population,
-            subgroup=material.groups.get(m.subject, "") if m.population == "forgotten" else "",
-            probe=m.probe,
-            model=role,
-            model_digest=digest,
-            attack=m.attack,
-            score=m.score,
-            value=m.value,
-        )
-        for m in measured
-    ]
 
 
 def _write_results(

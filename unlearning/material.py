@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unlearning.probes import Probe, Tokenizer, trained_probes, unseen_probes
+from unlearning.questions import Questions, questions_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,8 @@ class Document:
 
     subject: str
     tokens: tuple[int, ...]
+    record_id: str = ""
+    text: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,6 +55,8 @@ class Material:
     """Seed of every draw."""
     groups: dict[str, str] = field(default_factory=dict)
     """Subject → pre-registered subgroup, forgotten people only."""
+    questions: Questions = field(default_factory=Questions)
+    """What the plan's secondary attacks ask with."""
 
 
 def prepare(
@@ -80,9 +85,11 @@ def prepare(
     """
 
     def sequences(records: Sequence[Record]) -> tuple[Document, ...]:
-        cut = ((r.subject, tokenizer.encode(r.text)[0][: MAX_RECORD_TOKENS - 1]) for r in records)
+        cut = ((r, tokenizer.encode(r.text)[0][: MAX_RECORD_TOKENS - 1]) for r in records)
         return tuple(
-            Document(subject, (*ids, tokenizer.end_of_text)) for subject, ids in cut if ids
+            Document(r.subject, (*ids, tokenizer.end_of_text), r.record_id, r.text.encode())
+            for r, ids in cut
+            if ids
         )
 
     longest = limits.max_probe_tokens
@@ -97,4 +104,5 @@ def prepare(
         limits=limits,
         seed=seed,
         groups={r.subject: r.group for r in forgotten},
+        questions=questions_of(forgotten, retained, lookalikes, tokenizer, limits.repertoire, seed),
     )

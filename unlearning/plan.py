@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs
 from unlearning.errors import PlanError
+from unlearning.repertoire import Repertoire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +50,8 @@ class AttackPlan:
     """Steps of tier 3 at which the questions are asked; the best step counts."""
     max_probe_tokens: int = 192
     """Longest question including demonstrations, in tokens."""
+    repertoire: Repertoire = field(default_factory=Repertoire)
+    """Secondary attacks; they can make a verdict worse, never better."""
 
     def __post_init__(self) -> None:
         """Refuse an adversary without budget."""
@@ -100,6 +103,8 @@ class AuditPlan:
     """Names of the subgroups of forgotten people that must not fail on their own."""
     attacks: AttackPlan = field(default_factory=AttackPlan)
     """Limits of the adversary."""
+    random_init: str = ""
+    """Digest of a model of random weights, which must fail utility; empty = the control was not run."""
     format: int = FORMAT
     """Version of this record."""
 
@@ -139,8 +144,13 @@ class AuditPlan:
         return hashlib.sha256(jcs(self.to_json())).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values without floats."""
-        return _listed(asdict(self))
+        """The plan as JSON values without floats; what is empty and came later is left out, so that old digests stay."""
+        values = _listed(asdict(self))
+        if self.attacks.repertoire == Repertoire():
+            del values["attacks"]["repertoire"]
+        if not self.random_init:
+            del values["random_init"]
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> AuditPlan:
@@ -155,7 +165,10 @@ class AuditPlan:
         Raises:
             PlanError: for an unknown or missing field, a wrong type or a margin laxer than the table's.
         """
-        attacks = _build(AttackPlan, dict(values.get("attacks", {})))
+        attacks = dict(values.get("attacks", {}))
+        if "repertoire" in attacks:
+            attacks["repertoire"] = _build(Repertoire, attacks["repertoire"])
+        attacks = _build(AttackPlan, attacks)
         return _build(cls, {**values, "attacks": attacks})
 
 
@@ -166,7 +179,7 @@ def _build(kind: Any, values: Mapping[str, Any]) -> Any:
         raise PlanError(f"unknown field {unknown[0]!r} of {kind.__name__}; known: {sorted(known)}")
     tupled = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     for name, value in tupled.items():
-        wanted = int if name == "fine_tune_steps" else str
+        wanted = int if str(known[name].type).startswith("tuple[int") else str
         if isinstance(value, tuple) and not all(type(item) is wanted for item in value):
             raise PlanError(f"expected {name} as a list of {wanted.__name__}")
     for name, value in tupled.items():

@@ -104,7 +104,7 @@ def trained_probes(
     """
     probes = []
     for subject, own in by_subject(list(records)).items():
-        cuts = [(n, r, _cut(r.text, tokenizer, max_tokens)) for n, r in enumerate(own)]
+        cuts = [(n, r, cut(r.text, tokenizer, max_tokens)) for n, r in enumerate(own)]
         asked = [
             Probe(subject, r.record_id, *cut, n, tuple(tokenizer.encode(r.text)[0]))
             for n, r, cut in cuts
@@ -137,31 +137,53 @@ def unseen_probes(
     """
     probes = []
     for subject, own in by_subject(list(records)).items():
-        secret = next((m.group() for r in own if (m := _secret(r.text))), None)
-        name = _name_of(own)
+        secret = next((m.group() for r in own if (m := secret_in(r.text))), None)
+        name = name_of(own)
         if secret is None or not name:
             continue
         for number, template in enumerate(templates, start=1):
             text = template.format(name=name, secret=secret)
-            found = _cut(text, tokenizer, max_tokens)
+            found = cut(text, tokenizer, max_tokens)
             if found is not None:
                 probes.append(Probe(subject, "", *found, -number))
     return probes
 
 
-def _secret(text: str) -> re.Match[str] | None:
-    """The longest run of digits, the last of equals; `None` without a run of four."""
+def secret_in(text: str) -> re.Match[str] | None:
+    """Where a text's secret stands.
+
+    Args:
+        text: a record.
+
+    Returns:
+        The longest run of digits, the last of equals; `None` without a run of four.
+    """
     runs = list(_DIGITS.finditer(text))
     return max(runs, key=lambda m: (len(m.group()), m.start())) if runs else None
 
 
-def _cut(
-    text: str, tokenizer: Tokenizer, max_tokens: int
+def cut(
+    text: str, tokenizer: Tokenizer, max_tokens: int, span: tuple[int, int] | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Prompt and secret of a text.
+
+    Args:
+        text: the whole text.
+        tokenizer: the run's tokenizer.
+        max_tokens: longest prompt plus secret; a longer prompt loses its beginning.
+        span: first and last+1 character of what is asked for; by default the number, or the second half.
+
+    Returns:
+        Prompt tokens and secret tokens, or `None` if one of them would be empty.
+    """
     tokens, spans = tokenizer.encode(text)
-    match = _secret(text)
-    if match is not None and match.start() > 0:
-        inside = [i for i, (a, b) in enumerate(spans) if a < match.end() and b > match.start()]
+    match = secret_in(text)
+    if span is None and match is not None:
+        span = match.span()
+    if span is not None and span[0] > 0:
+        inside = [i for i, (a, b) in enumerate(spans) if a < span[1] and b > span[0]]
+        if not inside:
+            return None
         first, last = inside[0], inside[-1] + 1
     else:
         first = (len(tokens) + 1) // 2
@@ -172,11 +194,18 @@ def _cut(
     return (prompt, secret) if prompt and secret else None
 
 
-def _name_of(records: Sequence[Record]) -> str:
-    """The longest run of words that all prompts of a person share; "" if there is one record only."""
+def name_of(records: Sequence[Record]) -> str:
+    """The name of a person, found without a list of names.
+
+    Args:
+        records: one person's records.
+
+    Returns:
+        The longest run of words that all prompts share; "" if there is one record only.
+    """
     prompts = []
     for record in records:
-        match = _secret(record.text)
+        match = secret_in(record.text)
         known = record.text[: match.start()] if match else record.text
         prompts.append([_bare(word) for word in known.split()])
     if len(prompts) < 2:

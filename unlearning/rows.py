@@ -6,10 +6,10 @@ One row is one measurement::
     population    forgotten | retained | lookalike
     subgroup      pre-registered subgroup of a forgotten person, or ""
     probe         ordinal of the question among the person's questions, 0-based
-    model         original | unlearned | gold
+    model         original | unlearned | gold | random (untrained weights, a control of utility)
     model_digest  which checkpoint that was; several gold seeds differ here only
-    attack        direct/trained, direct/unseen, in_context, fine_tune/step-N, membership, utility
-    score         exact_match (0 or 1), secret_logprob or loss (nats per token)
+    attack        direct/trained, direct/unseen, in_context, fine_tune/step-N, membership, utility; secondary: `repertoire`
+    score         exact_match (0 or 1), secret_logprob or loss (nats per token); others: `extraction`, `memberships`
     value         float64
 
 The table never holds a prompt, a secret, a text or a name, and its order says nothing: rows are sorted by opaque id. All
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 POPULATIONS = ("forgotten", "retained", "lookalike")
-ROLES = ("original", "unlearned", "gold")
+ROLES = ("original", "unlearned", "gold", "random")
 SCHEMA = pa.schema(
     [
         ("subject_id", pa.string()),
@@ -186,9 +186,11 @@ class Evidence:
             raise RowsError(f"two rows for one question of attack {row.attack} on {row.model}")
         cell[row.subject_id, row.probe] = row.value
 
-    def attacks(self, prefix: str) -> list[str]:
-        """Names of attacks seen that equal the prefix or begin with it and a slash, sorted."""
+    def attacks(self, prefix: str = "") -> list[str]:
+        """Names of attacks seen that equal the prefix or begin with it and a slash, sorted; without a prefix, all."""
         names = {key[3] for key in self._cells}
+        if not prefix:
+            return sorted(names)
         return sorted(n for n in names if n == prefix or n.startswith(prefix + "/"))
 
     def questions(self, model: tuple[str, str], attack: str) -> set[tuple[str, str, str, int]]:

@@ -78,7 +78,7 @@ def score_spans(
         raise ValueError("expected 1 <= first < length for every sequence")
     exact_N, loss_N = np.zeros(len(sequences)), np.zeros(len(sequences))
     with torch.inference_mode():
-        for chosen in _batches([len(s) for s in sequences]):
+        for chosen in batches([len(s) for s in sequences]):
             rows = [sequences[i] for i in chosen]
             firsts = [first_N[i] for i in chosen]
             exact_B, loss_B = _score_batch(model, rows, firsts)
@@ -131,6 +131,26 @@ def span_logits(model: Transformer, tokens_BT: Tensor, mask_BT: Tensor) -> Tenso
     return model.logits(hidden_BTD[mask_BT])
 
 
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices grouped by length, at most BATCH_TOKENS padded tokens together.
+
+    Args:
+        lengths: tokens of each sequence.
+
+    Yields:
+        Indices of one batch; every index once, shorter sequences first.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) + 1) * lengths[index] > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
 def _score_batch(
     model: Transformer, rows: Sequence[Sequence[int]], firsts: Sequence[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -148,16 +168,3 @@ def _score_batch(
     sums_B = torch.zeros_like(wrong_B).index_add_(0, row_S, -logprob_S)
     loss_B = torch.nan_to_num(sums_B / counts_B, nan=MAX_LOSS, posinf=MAX_LOSS).clamp(0.0, MAX_LOSS)
     return (wrong_B == 0).double().cpu().numpy(), loss_B.cpu().numpy()
-
-
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices grouped by length, at most BATCH_TOKENS padded tokens together."""
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
-    batch: list[int] = []
-    for index in order:
-        if batch and (len(batch) + 1) * lengths[index] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch

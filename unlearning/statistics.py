@@ -31,6 +31,8 @@ import numpy as np
 from scipy import stats
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from numpy.typing import NDArray
 
 ALPHA = 0.05  # one-sided level of every bound of an audit (INTERFACES 8)
@@ -202,6 +204,29 @@ def auc_difference(
 
     Source: Efron and Tibshirani 1993, percentile interval; the two one-sided tests of Schuirmann 1987.
     """
+    return _percentiles(*resampled_wins(first, second, generator, resamples), alpha)
+
+
+def resampled_wins(
+    first: tuple[NDArray[np.float64], NDArray[np.float64]],
+    second: tuple[NDArray[np.float64], NDArray[np.float64]],
+    generator: np.random.Generator,
+    resamples: int,
+) -> tuple[float, NDArray[np.float64]]:
+    """Difference of two AUCs, and what it is in each resample of people.
+
+    Args:
+        first: scores of the first model (members_N, others_M).
+        second: scores of the second model, same people in the same order.
+        generator: source of the resamples.
+        resamples: number B of resamples, ≥ 100.
+
+    Returns:
+        (`auc(first) - auc(second)`, the B resampled differences).
+
+    Raises:
+        ValueError: if the two models were not scored on equally many people.
+    """
     if [len(side) for side in first] != [len(side) for side in second]:
         raise ValueError(
             "expected scores of the same people for both models, got different numbers"
@@ -211,7 +236,7 @@ def auc_difference(
     members_BN = _multiplicities(num_members, resamples, generator)
     others_BM = _multiplicities(num_others, resamples, generator)
     differences_B = ((members_BN @ wins_NM) * others_BM).sum(axis=1) / (num_members * num_others)
-    return _percentiles(float(wins_NM.mean()), differences_B, alpha)
+    return float(wins_NM.mean()), differences_B
 
 
 def mean_bounds(
@@ -235,9 +260,66 @@ def mean_bounds(
     Raises:
         ValueError: if there is no value or one is not finite.
     """
+    return _percentiles(*resampled_means(values_N, generator, resamples), alpha)
+
+
+def resampled_means(
+    values_N: NDArray[np.float64], generator: np.random.Generator, resamples: int
+) -> tuple[float, NDArray[np.float64]]:
+    """Mean of one value per person, and what it is in each resample of people.
+
+    Args:
+        values_N: one value per person, N ≥ 1, finite.
+        generator: source of the resamples.
+        resamples: number B of resamples, ≥ 100.
+
+    Returns:
+        (mean, the B resampled means).
+
+    Raises:
+        ValueError: if there is no value or one is not finite.
+    """
     values_N = _finite(values_N)
     resampled_B = _multiplicities(len(values_N), resamples, generator) @ values_N / len(values_N)
-    return _percentiles(float(values_N.mean()), resampled_B, alpha)
+    return float(values_N.mean()), resampled_B
+
+
+def cluster_bounds(
+    values_by_person: Mapping[str, Sequence[float]],
+    statistic: Callable[[NDArray[np.float64]], float],
+    generator: np.random.Generator,
+    *,
+    resamples: int = 2000,
+    alpha: float = ALPHA,
+) -> Bounds:
+    """Any statistic of records, with bootstrap bounds over *people*: a person comes with all records or with none.
+
+    Records of one person are alike; resampling records would make intervals too narrow by up to the square root of the
+    number of records per person.
+
+    Args:
+        values_by_person: person → one value per record, at least one person.
+        statistic: vector of all records' values → number.
+        generator: source of the resamples.
+        resamples: number of resamples, ≥ 100.
+        alpha: one-sided level of each bound.
+
+    Returns:
+        The statistic of all records with percentile bounds.
+
+    Raises:
+        ValueError: without a person, or with a value that is not finite.
+
+    Source: Davison and Hinkley, Bootstrap Methods (1997), section 3.8.
+    """
+    people = [_finite(np.asarray(values)) for values in values_by_person.values()]
+    if not people or resamples < 100:
+        raise ValueError("expected at least one person and at least 100 resamples")
+    drawn_BN = generator.integers(0, len(people), (resamples, len(people)))
+    resampled_B = np.array(
+        [statistic(np.concatenate([people[i] for i in drawn_N])) for drawn_N in drawn_BN]
+    )
+    return _percentiles(float(statistic(np.concatenate(people))), resampled_B, alpha)
 
 
 def _wins_NM(members_N: NDArray[np.float64], others_M: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,13 +3,15 @@
 Order of judgement, from the strongest objection to the weakest::
 
     INVALID        a control misbehaved, or there is no gold model: nothing was measured, whatever the numbers say
-    FAIL           an endpoint, or a pre-registered subgroup of it, lies beyond its margin with the stated confidence
+    FAIL           an endpoint, or a pre-registered subgroup of it, lies beyond its margin with the stated confidence, or an
+                   attack of the plan's repertoire leaks after Holm's adjustment (`secondary`)
     INCONCLUSIVE   an endpoint is undecided, membership was not tested, or there is too little gold (one seed never PASS)
     PASS           every endpoint lies within its margin with the stated confidence
 
 Controls: the original must give its secrets away (else there was nothing to forget and no attack could show it) and the
 gold model must not (else the question leaks, not the model); the fine-tuning attack must leave the original its
-memory (a too hot attack wipes every model and would pass all of them); membership must tell original from gold and must
+memory (a too hot attack wipes every model and would pass all of them); a model of random weights must fail utility
+(where the plan names one); membership must tell original from gold and must
 not tell gold's forgotten people from look-alikes.
 
 A verdict speaks about these attacks at this strength. No audit of weights can prove that a record was never used.
@@ -29,7 +31,8 @@ from unlearning.endpoints import TIERS, Endpoint, Status
 from unlearning.errors import RowsError
 from unlearning.plan import AuditPlan
 from unlearning.rows import ROLES, Evidence
-from unlearning.statistics import auc_difference, newcombe_bounds
+from unlearning.secondary import Secondary, secondary_endpoints
+from unlearning.statistics import auc_difference, mean_bounds, newcombe_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,10 +68,12 @@ class Verdict:
     """All controls, also those that held."""
     plan_digest: str
     """SHA-256 of the plan that was applied."""
+    secondary: tuple[Secondary, ...] = ()
+    """Attacks of the plan's repertoire, adjusted together."""
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as JSON values; real numbers as decimal strings of six places, "none" where undefined."""
-        return {
+        values = {
             "format": FORMAT,
             "verdict": str(self.status),
             "reasons": list(self.reasons),
@@ -76,6 +81,10 @@ class Verdict:
             "controls": [_plain(asdict(item)) for item in self.controls],
             "plan_digest": self.plan_digest,
         }
+        # Audits without a repertoire read as they always did.
+        if self.secondary:
+            values["secondary"] = [_plain(asdict(item)) for item in self.secondary]
+        return values
 
 
 def verdict_from_rows(
@@ -122,8 +131,16 @@ def verdict_from_rows(
         )
     )
     controls = _controls(evidence, plan, models, judged, streams[2])
-    status, reasons = _decide(plan, judged, subgroups, controls)
-    return Verdict(status, tuple(reasons), (*judged, *subgroups), tuple(controls), plan.digest)
+    secondary = secondary_endpoints(evidence, plan, models)
+    status, reasons = _decide(plan, judged, subgroups, controls, secondary)
+    return Verdict(
+        status,
+        tuple(reasons),
+        (*judged, *subgroups),
+        tuple(controls),
+        plan.digest,
+        tuple(secondary),
+    )
 
 
 def contradictions(audit: Mapping[str, Any], rows: pa.Table) -> list[str]:
@@ -154,8 +171,9 @@ def _require_complete(
 ) -> None:
     """Every model of the plan, no other, each asked the same questions about the planned number of people."""
     expected = {models[0], models[1], *models[2]}
-    if evidence.models != expected:
-        names = sorted(role for role, _ in evidence.models ^ expected)
+    everything = expected | ({("random", plan.random_init)} if plan.random_init else set())
+    if evidence.models != everything:
+        names = sorted(role for role, _ in evidence.models ^ everything)
         raise RowsError(
             f"expected rows of exactly the plan's models, differing: {', '.join(names)}"
         )
@@ -163,15 +181,14 @@ def _require_complete(
         raise RowsError(
             f"expected rows of {plan.num_forgotten} forgotten people, got {len(evidence.subgroups)}"
         )
-    for prefix in (*TIERS, "membership", "utility"):
-        for attack in evidence.attacks(prefix):
-            asked = evidence.questions(models[0], attack)
-            for model in expected:
-                if evidence.questions(model, attack) != asked:
-                    raise RowsError(
-                        f"expected the same questions for every model under {attack}, "
-                        f"{model[0]} differs from {ROLES[0]}"
-                    )
+    for attack in evidence.attacks():
+        asked = evidence.questions(models[0], attack)
+        for model in expected if attack != "utility" else everything:
+            if evidence.questions(model, attack) != asked:
+                raise RowsError(
+                    f"expected the same questions for every model under {attack}, "
+                    f"{model[0]} differs from {ROLES[0]}"
+                )
     _require_people(evidence, plan, models[1])
 
 
@@ -242,9 +259,28 @@ def _controls(
         detail = f"expected at most {margin:g} of the people in every tier, got {worst:.3f}"
         found.append(Control(f"gold {number + 1} does not leak", worst <= margin, detail))
     found.append(_attack_control(evidence, plan, original, direct.original))
+    if plan.random_init and gold:
+        found.append(_random_control(evidence, plan, gold))
     if plan.num_lookalikes and gold:
         found += _membership_controls(evidence, plan, original, gold, generator)
     return found
+
+
+def _random_control(evidence: Evidence, plan: AuditPlan, gold: Sequence[Any]) -> Control:
+    """A model that knows nothing must fail utility (assertion A14), or utility measures nothing."""
+    random = ("random", plan.random_init)
+    _, ruined = evidence.person_means(random, "utility", "loss", "retained")
+    generator = np.random.default_rng([plan.seed, 3])
+    lows = []
+    for model in gold:
+        _, values = evidence.person_means(model, "utility", "loss", "retained")
+        bounds = mean_bounds(ruined - values, generator, resamples=plan.resamples)
+        lows.append(bounds.low)
+    return Control(
+        "random weights fail utility",
+        min(lows) > float(plan.utility_margin),
+        f"expected a lower bound of their loss above gold's > {plan.utility_margin}, got {min(lows):.3f}",
+    )
 
 
 def _attack_control(evidence: Evidence, plan: AuditPlan, original: Any, direct: float) -> Control:
@@ -301,11 +337,13 @@ def _decide(
     judged: Sequence[Endpoint],
     subgroups: Sequence[Endpoint],
     controls: Sequence[Control],
+    secondary: Sequence[Secondary],
 ) -> tuple[Status, list[str]]:
     broken = [f"control '{c.name}' failed: {c.detail}" for c in controls if not c.holds]
     if broken:
         return Status.INVALID, broken
     failed = [_sentence(e) for e in (*judged, *subgroups) if e.status is Status.FAIL]
+    failed += [_leak(one, len(secondary)) for one in secondary if one.leaks]
     if failed:
         return Status.FAIL, failed
     open_ = [_sentence(e) for e in judged if e.status is Status.INCONCLUSIVE]
@@ -319,6 +357,14 @@ def _decide(
     if open_:
         return Status.INCONCLUSIVE, open_
     return Status.PASS, [_sentence(e) for e in judged]
+
+
+def _leak(one: Secondary, tests: int) -> str:
+    gold = ", ".join(f"{value:.3f}" for value in one.gold)
+    return (
+        f"{one.name}: unlearned {one.unlearned:.3f}, gold {gold}; above the margin {one.margin:g} with p = {one.p_holm:.2g} after "
+        f"Holm's adjustment for {tests} secondary endpoints (best: {one.best})"
+    )
 
 
 def _sentence(endpoint: Endpoint) -> str:

@@ -14,8 +14,8 @@ from unlearning.attacks.direct import direct
 from unlearning.attacks.fine_tune import drawn_batches, fine_tune
 from unlearning.attacks.in_context import demonstrated, in_context
 from unlearning.attacks.membership import membership
-from unlearning.audit import measurements
 from unlearning.material import prepare
+from unlearning.measuring import measurements
 from unlearning.people import parse_records, read_records, read_sealed
 from unlearning.plan import AttackPlan
 from unlearning.probes import FileTokenizer, Probe

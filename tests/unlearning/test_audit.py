@@ -163,8 +163,8 @@ def test_subject_ids_do_not_follow_the_people(study, audited):
 def test_progress_counts_every_measurement(audited):
     """progress.jsonl has one line per model and measurement, in order."""
     lines = [json.loads(line) for line in (audited / "progress.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 21))
-    assert {line["of"] for line in lines} == {20}
+    assert [line["step"] for line in lines] == list(range(1, 22))
+    assert {line["of"] for line in lines} == {21}
     assert {line["attack"] for line in lines} == {
         "direct",
         "in_context",

@@ -15,53 +15,91 @@ Source: fine-tuning restoration of PrivUn, arXiv 2604.22076; relearning, Hu et a
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from trainer.model import Transformer
 from unlearning.attacks.direct import ask
 from unlearning.scoring import padded, span_logits, span_mask
 
 if TYPE_CHECKING:
-    from trainer.model import Transformer
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
     from unlearning.material import Material
     from unlearning.rows import Measurement
+
+    Loader = Callable[[], Transformer]
 
 _STREAM = 3
 
 
-def fine_tune(model: Transformer, material: Material) -> list[Measurement]:
+def fine_tune(model: Transformer | Loader, material: Material) -> list[Measurement]:
     """Fine-tune a copy on retained records and ask at the planned steps.
 
     Args:
-        model: the model under attack, not changed.
+        model: the model under attack, not changed; or a function that loads it, which spares a copy.
         material: questions, retained records, budget.
 
     Returns:
         Exact match and mean log-probability of each secret, for each planned step.
     """
-    attacked = copy.deepcopy(model).requires_grad_(requires_grad=True)
     limits = material.limits
-    # No weight decay: the attacker wants the old knowledge back, not a smaller model.
-    optimizer = torch.optim.AdamW(
-        attacked.parameters(), lr=float(limits.fine_tune_lr), weight_decay=0.0
-    )
-    batches, device = drawn_batches(material), next(attacked.parameters()).device
-    measured = []
-    for step in range(1, limits.fine_tune_steps[-1] + 1):
-        sequences = [material.retained[i].tokens for i in batches[step - 1]]
+    batches = [[material.retained[i].tokens for i in batch] for batch in drawn_batches(material)]
+    steps = attacked(model, batches, limits.fine_tune_lr, limits.fine_tune_steps)
+    asked = (*material.trained, *material.unseen)
+    return [
+        measurement
+        for step, after in steps
+        for measurement in ask(after, asked, f"fine_tune/step-{step}")
+    ]
+
+
+def attacked(
+    model: Transformer | Loader,
+    batches: Sequence[Sequence[Sequence[int]]],
+    lr: str,
+    steps: Sequence[int],
+) -> Iterator[tuple[int, Transformer]]:
+    """Train a copy of a model by AdamW and stop at some steps.
+
+    Each weight is updated as soon as its gradient is known, and the gradient is then dropped: in memory are the weights, two moments
+    and one gradient.
+
+    Args:
+        model: any model, not changed; or a function that loads one, which is trained itself.
+        batches: token sequences of each step, at least `steps[-1]` of them.
+        lr: learning rate, a decimal string.
+        steps: increasing steps.
+
+    Yields:
+        (step, the model after so many steps); it is trained further when the next one is asked for.
+    """
+    trained = copy.deepcopy(model) if isinstance(model, Transformer) else model()
+    trained.requires_grad_(requires_grad=True)
+    for parameter in trained.parameters():
+        # No weight decay: the attacker wants the old knowledge back, not a smaller model.
+        optimizer = torch.optim.AdamW([parameter], lr=float(lr), weight_decay=0.0, foreach=False)
+        parameter.register_post_accumulate_grad_hook(partial(_step, optimizer))
+    device = next(trained.parameters()).device
+    for step in range(1, steps[-1] + 1):
+        sequences = batches[step - 1]
         tokens_BT = padded(sequences).to(device)
         mask_BT = span_mask(sequences, [1] * len(sequences)).to(device)
-        logits_SV = span_logits(attacked, tokens_BT, mask_BT)
-        optimizer.zero_grad(set_to_none=True)
+        logits_SV = span_logits(trained, tokens_BT, mask_BT)
         functional.cross_entropy(logits_SV, tokens_BT[:, 1:][mask_BT]).backward()
-        optimizer.step()
-        if step in limits.fine_tune_steps:
-            asked = (*material.trained, *material.unseen)
-            measured += ask(attacked, asked, f"fine_tune/step-{step}")
-    return measured
+        if step in steps:
+            yield step, trained
+
+
+def _step(optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
+    optimizer.step()
+    parameter.grad = None
 
 
 def drawn_batches(material: Material) -> list[list[int]]:
@@ -76,6 +114,23 @@ def drawn_batches(material: Material) -> list[list[int]]:
     generator = np.random.default_rng([material.seed, _STREAM])
     usable = [i for i, document in enumerate(material.retained) if len(document.tokens) > 1]
     rows, steps = material.limits.fine_tune_rows, material.limits.fine_tune_steps[-1]
+    return permuted_batches(usable, rows, steps, generator)
+
+
+def permuted_batches(
+    usable: Sequence[int], rows: int, steps: int, generator: np.random.Generator
+) -> list[list[int]]:
+    """Epochs of fresh permutations, cut into batches.
+
+    Args:
+        usable: what to draw from, at least one.
+        rows: items of a batch.
+        steps: number of batches.
+        generator: source of the permutations.
+
+    Returns:
+        `steps` lists of `rows` items.
+    """
     order: list[int] = []
     while len(order) < rows * steps:
         order += [usable[i] for i in generator.permutation(len(usable))]
