@@ -15,15 +15,17 @@ from pipelines.display import (
 )
 
 if TYPE_CHECKING:
+    from pipelines.reports.drawings import Drawing
     from pipelines.results import Result
     from pipelines.site import Site
 
-MOST_BARS = 30
-
 
 def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
-    """Mean bits, and the owners with their own."""
+    """Mean bits, the owners with their own, and how they are spread over each owner's records."""
     import polars as pl
+
+    from pipelines.reports.drawings import entropy_boxes
+    from pipelines.steps.owners import entropy_spreads
 
     owners = pl.read_parquet(site.home.table("owner_entropy")).sort(
         "surprisal_bits_per_byte", descending=True
@@ -48,6 +50,7 @@ def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
     path = site.home.table("entropy")
     return {
         **table_metadata(result["records"], parquet_schema(path, unique=("record_id",)), "tables/entropy.parquet"),
+        **plots(entropy_boxes(entropy_spreads(site))),
         "bits per token": result["mean_bits_per_token"], "bits per byte": result["mean_bits_per_byte"], "owners": table_md(columns, rows),
     }  # fmt: skip
 
@@ -83,14 +86,27 @@ def influence(site: "Site", result: "Result") -> Mapping[str, Any]:
     }  # fmt: skip
 
 
+def plots(*drawings: "Drawing") -> dict[str, Any]:
+    """Drawings of the report as pictures of an asset's page, by their titles."""
+    from pipelines.reports.drawings import png
+
+    return {made.title: plot_md(png(made), made.told) for made in drawings}
+
+
 def _rows(path: Any) -> int:
     import pyarrow.parquet as pq
 
     return pq.read_metadata(path).num_rows
 
 
-def owner_values(result: "Result") -> Mapping[str, Any]:
-    """Values of lots and owners with their intervals."""
+def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str, Any]:
+    """Values of lots and owners with their intervals, which coalitions they rest on, and how fast the intervals closed."""
+    from pipelines.reports.drawings import coverage_bars, narrowing_lines, owner_bars
+    from pipelines.reports.owners import Narrowing
+    from pipelines.steps.owners import Bank, owners_worth
+
+    bank = Bank(site, result, plan)
+    narrowing = bank.narrowing()
     groups = result["groups"]
     chart = bars_png(
         {group["id"]: group["value"] for group in groups},
@@ -108,15 +124,12 @@ def owner_values(result: "Result") -> Mapping[str, Any]:
         for group in groups
     ]
     owners = sorted(result["owners"], key=lambda owner: -owner["value"])
-    per_owner = bars_png(
-        {owner["id"]: owner["value"] for owner in owners[:MOST_BARS]},
-        {owner["id"]: (owner["low"], owner["high"]) for owner in owners[:MOST_BARS]},
-    )
     own = [[row["id"], sum(row["tokens"]), row["value"], row["low"], row["high"]] for row in owners]
     return {
         "owners": table_md(["owner", "tokens", "value, nats", "low", "high"], own),
         "values": table_md(["lot", "owners", "value, nats", "standard error", "low", "high"], rows),
-        "chart of owners": plot_md(per_owner, f"value of each owner with its interval, at most {MOST_BARS}"),
+        **plots(owner_bars(owners_worth(result, {})), coverage_bars(bank.coverage())),
+        **(plots(narrowing_lines(narrowing)) if isinstance(narrowing, Narrowing) else {}),
         "chart": plot_md(chart, "value of each lot with its interval"),
         "method": result["method"], "coalitions": result["coalitions"], "loss, nobody": result["loss_empty"],
         "loss, all": result["loss_all"], "efficiency error": result["efficiency_error"], "run": result["run"],
@@ -138,10 +151,16 @@ def prices(site: "Site", result: "Result") -> Mapping[str, Any]:
         return {"skipped": result["skipped"]}
     import polars as pl
 
+    from pipelines.reports.drawings import value_price
+    from pipelines.results import latest
+    from pipelines.steps.owners import owners_worth, paid_to
+
+    valued = latest(site.home.results, "owner_values")
+    assert valued is not None, "prices follow from values"
     frame = pl.read_parquet(site.home.table("prices")).sort("price_microunits", descending=True)
     rows = [[row["subject"], row["price_microunits"]] for row in frame.iter_rows(named=True)]
     return {
         **table_metadata(len(frame), parquet_schema(site.home.table("prices")), "tables/prices.parquet"),
-        "prices": table_md(["subject", f"micro-units of {result['currency']}"], rows), "pool": result["pool"], "sum": result["sum"],
+        "prices": table_md(["subject", f"micro-units of {result['currency']}"], rows), **plots(value_price(owners_worth(valued, paid_to(site, result)), result["currency"])), "pool": result["pool"], "sum": result["sum"],
         "reserve": result["reserve"], "ledger entry": result["entry"],
     }  # fmt: skip

@@ -16,6 +16,7 @@ from pipelines.reports.audit import Audit, Request, Verdict
 from pipelines.reports.codec import check, from_json, to_json
 from pipelines.reports.errors import ReportError
 from pipelines.reports.influence import Influence
+from pipelines.reports.owners import Worth
 from pipelines.reports.parts import Estimate, NotAvailable
 
 LIMITS = (
@@ -262,6 +263,7 @@ class ReportData:
     valuation: Valuation | NotAvailable
     influence: Influence | NotAvailable
     pricing: Pricing | NotAvailable
+    worth: Worth | NotAvailable
     training: tuple[LossCurve, ...] | NotAvailable
     evaluation: EvaluationPlan | NotAvailable
     audit: Audit | NotAvailable
@@ -309,6 +311,7 @@ class ReportData:
             valuation=none,
             influence=none,
             pricing=none,
+            worth=none,
             training=none,
             evaluation=none,
             audit=none,

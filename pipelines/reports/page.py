@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-from pipelines.reports import charts, headline, numbers
+from pipelines.reports import charts, drawings, headline, numbers
 from pipelines.reports.audit import Audit, Rate, TierRow
 from pipelines.reports.influence import Influence, limited
 from pipelines.reports.model import LossCurve, ReportData, Valuation
+from pipelines.reports.owners import Worth
 from pipelines.reports.parts import NotAvailable
 
 _FOLDER = Path(__file__).parent
@@ -91,6 +92,11 @@ def _pictures(data: ReportData) -> dict[str, Picture]:
     found: dict[str, Picture] = {}
     if isinstance(data.valuation, Valuation) and data.valuation.groups:
         found["worth"] = _values(data.valuation)
+    if isinstance(data.worth, Worth):
+        found |= {
+            name: _picture(made.draw, f"chart-{name}", made.title, (made.told, made.caption), made.height)
+            for name, made in drawings.drawings(data.worth).items()
+        }  # fmt: skip
     if isinstance(data.influence, Influence):
         if data.influence.steps:
             found["residual"] = _residual(data.influence)

@@ -31,6 +31,7 @@ from pipelines.reports.parts import Estimate, NotAvailable
 from pipelines.requests import load
 from pipelines.steps.influence import influence_part
 from pipelines.steps.ledger import corpus_keys, key_of, open_ledger
+from pipelines.steps.owners import worth_part
 from provenance import write_atomic
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def collect(site: "Site", parts: Mapping[str, "Result"]) -> ReportData:
         valuation=_valuation(parts["owner_values"], parts["evaluation_plan"]),
         influence=influence_part(site, parts["influence"]),
         pricing=_pricing(site, parts["prices"]),
+        worth=worth_part(site, parts["owner_values"], parts["prices"], parts),
         training=_training(parts["checkpoint"]),
         evaluation=_evaluation(parts["evaluation_plan"], parts["evaluation"]),
         audit=audit,

@@ -175,11 +175,11 @@ def owner_values_inputs(
     """What the owners' values depend on."""
     return influence_inputs(site, tokens, target, plan) | {
         "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
-        "permutations": site.size.permutations, "licences": sorted(_accepted(site)),
+        "permutations": site.size.permutations, "licences": sorted(accepted_licences(site)),
     }  # fmt: skip
 
 
-def _accepted(site: "Site") -> set[str]:
+def accepted_licences(site: "Site") -> set[str]:
     """Licences under which a record may be sold: those of the configuration."""
     config = site.config
     return {
@@ -205,7 +205,7 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any
     prints = frame["fingerprint"].to_list()
     # The gate comes first: where the first of a cluster may not be sold, a later one that may stands for it.
     sold_N, held_back = for_sale(
-        frame["licence"].to_list(), frame["consent_train"].to_list(), _accepted(site)
+        frame["licence"].to_list(), frame["consent_train"].to_list(), accepted_licences(site)
     )
     first_N = sold_N.copy()
     first_N[sold_N] = first_in_cluster(cluster_N[sold_N], index_N[sold_N])

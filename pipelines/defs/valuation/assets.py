@@ -67,7 +67,9 @@ def owner_values(
     inputs = steps.owner_values_inputs(site, clusters, tokens, target, evaluation_plan)
     run = launcher(context, pipes)
     make = partial(steps.owner_values, site, corpus, clusters, tokens, target, evaluation_plan, run)
-    return home.materialize(context, inputs, make, describe.owner_values)
+    return home.materialize(
+        context, inputs, make, partial(describe.owner_values, site, evaluation_plan)
+    )
 
 
 @dg.asset(group_name=GROUP, code_version="3", kinds={"parquet"}, owners=OWNERS, name="values")
