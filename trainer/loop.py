@@ -27,9 +27,9 @@ from trainer.journal import (
 )
 from trainer.mesh import Mesh, init_mesh, launched_world
 from trainer.model import Transformer, num_parameters
-from trainer.objective import LanguageModelling, Objective
+from trainer.objective import LanguageModelling, Objective, divide
 from trainer.optim import build_optimizer
-from trainer.partition import apply_layout, refuse_division
+from trainer.partition import apply_layout
 from trainer.prefetch import Prefetcher
 from trainer.saver import Saver
 from trainer.stop import StopFlag
@@ -76,7 +76,7 @@ def fit(
         gradient stopped being finite, with the last good checkpoint in place.
 
     Raises:
-        SpecError: layout and launcher differ, or the layout divides what only the default objective can divide.
+        SpecError: layout and launcher differ, or the layout divides what the objective can't.
         DataError: tokens or excluded records are not the committed ones.
         CheckpointError: a checkpoint to start from or to go on from is altered or of another run.
         InterruptedRunError: a process is lost, replicas differ or the disk refused; the last good checkpoint stands.
@@ -118,6 +118,6 @@ def _inputs(
         held.callback(prefetcher.close)
         objective = LanguageModelling(plan, mesh.device, mesh, prefetcher)
     else:
-        refuse_division(run.layout)
+        divide(objective, mesh)
         open_store(run, directory)  # the run's tokens are checked whatever the objective reads
     return objective, initial_model(run, directory)

@@ -9,7 +9,8 @@ returns this process's share w_k * S_k(local) / n_k(global). The shares, and so 
 of one process that holds the whole batch, whatever the layout and however unequal the shares. (Averaging local
 means, as plain data parallelism does, weighs a token by how full its process's rows are.)
 
-An objective may also say which records a step uses (`records`), which the loop then commits to in windows.jsonl.
+An objective may also say which records a step uses (`records`), which the loop then commits to in windows.jsonl; divide
+its loss over positions, vocabulary and stages (`Divisible`); and have numbers of its own that a step moves (`Evolving`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data import IGNORE, Batch, BatchPlan, distinct_records
+from trainer.errors import SpecError
 from trainer.likelihood import cross_entropy_sum
 
 if TYPE_CHECKING:
@@ -51,6 +53,53 @@ class Accountable(Protocol):
         """(index, record_id) of every record in the global batch of a step, by index, each once."""
 
 
+@runtime_checkable
+class Divisible(Protocol):
+    """An objective that runs on every layout: it cuts its own positions, and sums over a cut vocabulary."""
+
+    def divide(self, mesh: Mesh) -> None:
+        """Learn the processes; called once, before the first batch.
+
+        Raises:
+            SpecError: a layout that this loss can't be divided by, with the reason and what to use.
+        """
+
+    def pipelined(self, batch: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What stages need of a batch: tokens, target, positions, documents; microbatches are cut along the first axis."""
+
+    def loss_of_logits(self, logits_BTV: Tensor, target: Tensor, totals_K: Tensor) -> Tensor:
+        """`loss` in the last stage, of one microbatch: its logits and its part of the target."""
+
+
+@runtime_checkable
+class Evolving(Protocol):
+    """An objective with numbers that belong to the state of a run, such as a dual variable."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Named tensors, not copies: saved in every checkpoint, and filled in place when a run goes on."""
+
+    def advance(self, mesh: Mesh) -> None:
+        """Move them, after each update of the weights; every process calls this."""
+
+    def finished(self) -> bool:
+        """Whether the run may end before its last step; a function of `state`."""
+
+
+def divide(objective: Objective, mesh: Mesh) -> None:
+    """Tell an objective its processes.
+
+    Raises:
+        SpecError: the layout divides more than rows, and the objective can't.
+    """
+    layout = mesh.layout
+    if isinstance(objective, Divisible):
+        objective.divide(mesh)
+    elif layout.sp * layout.tp * layout.pp * layout.ep > 1:
+        raise SpecError(
+            f"layout: expected dp_replicate and dp_shard only for an objective that can't be divided, got {layout}"
+        )
+
+
 class LanguageModelling:
     """Next-token cross entropy in nats: K = 1, n = positions with a label."""
 
@@ -72,6 +121,10 @@ class LanguageModelling:
         self.plan, self.device, self.mesh = plan, device, mesh
         self._source = prefetcher or plan
         self._last: tuple[int, Batch] | None = None
+
+    def divide(self, mesh: Mesh) -> None:
+        """Learn the processes."""
+        self.device, self.mesh = mesh.device, mesh
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Rows rank*B/world .. (rank+1)*B/world of the global batch: tokens, labels, positions, documents."""
@@ -96,6 +149,12 @@ class LanguageModelling:
         return self.loss_of_logits(
             model(tokens_BT, positions_BT, documents_BT), labels_BT, totals_K
         )
+
+    def pipelined(
+        self, batch: tuple[Tensor, Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Labels are the target, and all is cut already."""
+        return batch
 
     def loss_of_logits(self, logits_BTV: Tensor, labels_BT: Tensor, totals_K: Tensor) -> Tensor:
         """The same for logits that are there already; with tp, for this process's part of the vocabulary."""

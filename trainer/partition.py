@@ -36,12 +36,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from trainer.errors import NumericalError, SpecError
+from trainer.errors import NumericalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from trainer.layout import Layout
     from trainer.mesh import Mesh
     from trainer.model import Transformer
 
@@ -84,18 +83,6 @@ def apply_layout(model: Transformer, mesh: Mesh) -> Transformer:
         if layout.fsdp > 1:
             _slice_parameters(piece, mesh)
     return cast("Transformer", Pipeline(pieces, mesh)) if layout.pp > 1 else model
-
-
-def refuse_division(layout: Layout) -> None:
-    """Refuse a layout that divides rows, vocabulary, depth or experts, for an objective that can't.
-
-    Raises:
-        SpecError: sp, tp, pp or ep; `trainer.objective.LanguageModelling` can divide these, others share rows only.
-    """
-    if layout.sp * layout.tp * layout.pp * layout.ep > 1:
-        raise SpecError(
-            f"layout: expected dp_replicate and dp_shard only for an objective of its own, got {layout}"
-        )
 
 
 def _slice_parameters(model: Transformer, mesh: Mesh) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from trainer.layout import Layout
     from trainer.mesh import Mesh
-    from trainer.objective import LanguageModelling
+    from trainer.objective import Divisible
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": schedules.ScheduleGPipe,
@@ -109,8 +109,8 @@ class Pipeline(nn.Module):
 
     def forward_backward(
         self,
-        objective: LanguageModelling,
-        batch: tuple[Tensor, Tensor, Tensor, Tensor],
+        objective: Divisible,
+        batch: Any,
         totals_K: Tensor,
     ) -> Tensor:
         """All forward and backward passes of a step; gradients are added to the parameters.
@@ -123,21 +123,21 @@ class Pipeline(nn.Module):
         Returns:
             This process's share of the loss, without gradient: that of its rows in the last stage, else 0.
         """
-        tokens_BT, labels_BT, positions_BT, documents_BT = batch
+        tokens_BT, target, positions_BT, documents_BT = objective.pipelined(batch)
         stages = stages_of(self.mesh.layout, self.mesh.coordinate("pp"))
         self._given = objective, totals_K
         losses: list[Tensor] = []  # which the schedule fills
         given: dict[str, Any] = {"positions_BT": positions_BT, "documents_BT": documents_BT}
         if self.mesh.layout.stages - 1 in stages:
-            given |= {"target": labels_BT, "losses": losses}
+            given |= {"target": target, "losses": losses}
         schedule = self._schedule_for(tokens_BT)
         schedule.step(*((tokens_BT,) if 0 in stages else ()), **given)
         share = torch.stack(losses).sum() if losses else torch.zeros((), device=tokens_BT.device)
         return share.detach()
 
-    def _loss_of(self, logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    def _loss_of(self, logits_BTV: Tensor, target: Tensor) -> Tensor:
         objective, totals_K = self._given  # of the step under way: the schedule outlives it
-        return objective.loss_of_logits(logits_BTV, labels_BT, totals_K)
+        return objective.loss_of_logits(logits_BTV, target, totals_K)
 
     def _schedule_for(self, tokens_BT: Tensor) -> Any:
         """The schedule for rows of this shape; what is sent between stages has a fixed shape."""

@@ -15,6 +15,7 @@ import torch
 from trainer.experts import balance_loads, reset_loads
 from trainer.mesh import Mesh
 from trainer.microbatch import forward_backward
+from trainer.objective import Evolving
 from trainer.partition import check_finite, reduce_gradients
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def train_step(  # noqa: PLR0913 - each keyword is one choice of a run, with a d
     if updated:
         _update(optimizer, trained, norm_value, clip_norm)
         balance_loads(model, (mesh or Mesh()).sum_stage)
+        if isinstance(objective, Evolving):
+            objective.advance(mesh or Mesh())
     return StepReport(
         loss_value,
         norm_value,

@@ -32,7 +32,7 @@ from trainer.journal import (
 from trainer.manifest import check_run, manifest_of, verify
 from trainer.metrics import PROGRESS_FILE, ProgressWriter, read_lines
 from trainer.microbatch import take_batch
-from trainer.objective import Accountable, Objective
+from trainer.objective import Accountable, Evolving, Objective
 from trainer.optim import Stateful, learning_rate
 from trainer.phases import failed_phase, write_phases
 from trainer.root import leaves_root, state_leaves, state_root
@@ -90,11 +90,18 @@ class Training:
         """Whether this process writes the run's files."""
         return self.mesh.rank == 0
 
+    @property
+    def finished(self) -> bool:
+        """Whether the objective ends the run before its last step."""
+        return isinstance(self.objective, Evolving) and self.objective.finished()
+
     def state(self) -> dict[str, Tensor]:
-        """Weights, moments and the guard's window under their logical names."""
+        """Weights, moments, the guard's window and what the objective moves, under their logical names."""
         state = {f"optim.{name}": tensor for name, tensor in self.optimizer.state().items()}
         if self.guard:
             state |= {f"guard.{name}": tensor for name, tensor in self.guard.state().items()}
+        if isinstance(self.objective, Evolving):
+            state |= {f"objective.{n}": tensor for n, tensor in self.objective.state().items()}
         return checkpoint.model_state(self.model) | state
 
     def recover(self) -> None:
@@ -150,7 +157,7 @@ class Training:
         """All remaining steps."""
         every = self.run.config.checkpoint_every
         stopping = False
-        while self.done < self.run.steps and not stopping:
+        while self.done < self.run.steps and not stopping and not self.finished:
             try:
                 stopping = self.one_step(stop)
             except NumericalError as error:
@@ -161,7 +168,7 @@ class Training:
         self.mesh.barrier()
         if self.done > self.window_start or checkpoint.newest(self.directory) is None:
             self.save()
-        if self.done < self.run.steps:
+        if self.done < self.run.steps and not self.finished:
             return self._leave(
                 EXIT_RESUME, f"stopped by a signal after step {self.done} of {self.run.steps}"
             )

@@ -108,11 +108,9 @@ def _layout(text: str, world: int) -> "Layout":
 def model_job(site: "Site", plan: "Result", training_plan: "Result", **changes: Any) -> Job:
     """The recipe of the released model; gold models change the excluded records and the seed only.
 
-    An unlearning method has an optimiser of its own, but retains the records that the model was trained on.
+    An unlearning method has an optimiser of its own, but retains the records that the model was trained on, on the same layout.
     """
     layout = _layout(training_plan["chosen"], training_plan["world"])
-    if changes.get("entry"):  # an objective of its own shares rows only
-        layout = _layout("", layout.batch_degree)
     selected = training_plan["selection"]["file"]
     values: dict[str, Any] = {
         "kind": "train", "entry": "trainer.loop:train", "network": site.size.model, "steps": site.size.steps,

@@ -5,6 +5,7 @@ digits; two-layer models of width 48, trained by the trainer's own loop. Everyth
 """
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import pytest
 import torch
 
 from provenance.sealing import seal
+
+# `forgetting_runs` and the trainer's `trainer_processes` become importable, also for child processes.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "trainer")]
 
 FIRST = [
     a + b

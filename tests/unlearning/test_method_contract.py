@@ -5,6 +5,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from forgetting_runs import objective_of
 
 from trainer.data import BatchPlan, TokenStore
 from trainer.model import Transformer, init_parameters
@@ -14,7 +15,7 @@ from trainer.step import train_step
 from unlearning.errors import PlanError
 from unlearning.methods import METHODS
 from unlearning.methods.forget_retain import forgotten_records
-from unlearning.methods.objective import MethodObjective, idk_answers
+from unlearning.methods.objective import MethodObjective
 from unlearning.methods.rmu import direction
 from unlearning.methods.settings import DEFAULTS, settings_of
 from unlearning.methods.view import View
@@ -191,39 +192,16 @@ def test_settings_that_make_no_sense_are_refused():
     assert settings_of("rmu", {"layers": [0, 1], "scale": "3"}).layers == (0, 1)
 
 
-def objective_of(study, name, rows=4):
-    """A method's objective over the study's records, and a fresh model in float64."""
-    records, _ = read_sealed({"file": "forgotten.sealed", "key_file": "key"}, study.folder)
-    tokenizer = FileTokenizer(study.folder / "tokenizer.json")
-    forgotten = forgotten_records(records, tokenizer, 64, "secret")
-    gone = {bytes.fromhex(record.record_id) for record in records}
-    plan = BatchPlan(
-        TokenStore.open(study.folder / "tokens"), 3, BatchSpec(rows=rows, length=64), None, gone
-    )
-    model, original = (Transformer(study.model_spec()) for _ in range(2))
-    init_parameters(model, 2)
-    init_parameters(original, 5)
-    preferred = idk_answers(forgotten, tokenizer, 64) if name in {"dpo", "altpo"} else ()
-    objective = MethodObjective(
-        plan, forgotten, original.double().eval(), name, DEFAULTS[name], preferred=preferred, forget_records=5
-    )  # fmt: skip
-    return objective, model.double()
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_shares_of_two_processes_add_up(records_only, name):
     """Loss and gradient of one process are the sums over two, for every method."""
-    objective, model = objective_of(records_only, name)
+    objective, model = objective_of(records_only.folder, name)
 
     def total(world):
         batches = [objective.batch(1, rank, world) for rank in range(world)]
         totals_K = torch.stack([objective.counts(batch) for batch in batches]).sum(0)
         model.zero_grad()
-        shares = []
-        for batch in batches:
-            objective.dual = 1.0
-            shares.append(objective.loss(model, batch, totals_K))
-        loss = torch.stack(shares).sum()
+        loss = torch.stack([objective.loss(model, batch, totals_K) for batch in batches]).sum()
         loss.backward()
         return loss.item(), torch.cat(
             [
@@ -241,18 +219,19 @@ def test_shares_of_two_processes_add_up(records_only, name):
 @pytest.mark.parametrize("name", METHODS)
 def test_steps_are_finite_and_the_loss_falls(records_only, name):
     """Three steps of the trainer's own step on one batch: nothing is NaN, and the method's loss goes down."""
-    objective, model = objective_of(records_only, name)
+    objective, model = objective_of(records_only.folder, name)
     optimizer = build_optimizer(model, OptimSpec(lr=1e-3, warmup_steps=0), "float64")
     optimizer.lr = 1e-3
     batch = objective.batch(0, 0, 1)
     totals_K = objective.counts(batch)
     losses = []
     for _ in range(3):
-        objective.dual = 1.0
+        objective._dual.fill_(1.0)
         losses.append(
             train_step(model, optimizer, objective, batch, totals_K, precision="float64").loss
         )
     assert all(math.isfinite(loss) for loss in losses)
+    assert all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
     if name != "ceu":  # its target is the model's own distribution and moves with it
         assert losses[-1] < losses[0]
 

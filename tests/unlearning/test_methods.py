@@ -17,13 +17,10 @@ from unlearning.audit import audit
 from unlearning.errors import PeopleError, PlanError
 from unlearning.methods import ascent, npo
 from unlearning.methods.ascent import ascent_term
-from unlearning.methods.forget_retain import (
-    ForgetConfig,
-    ForgetRetain,
-    forgotten_records,
-    reference_logprobs,
-)
+from unlearning.methods.forget_retain import ForgetConfig, forgotten_records
 from unlearning.methods.npo import npo_term
+from unlearning.methods.objective import MethodObjective
+from unlearning.methods.settings import Settings
 from unlearning.people import read_sealed
 from unlearning.probes import FileTokenizer
 
@@ -55,7 +52,7 @@ def unlearned(study):
     return newest(directory)
 
 
-def objective_of(study, mode="secret", rows=5, term=None, retain_weight=1.0, forget_records=10):
+def objective_of(study, mode="secret", rows=5, retain_weight=1.0, forget_records=10):
     """An objective over the study's records and a fresh model in float64."""
     records, _ = read_sealed({"file": "forgotten.sealed", "key_file": "key"}, study.folder)
     forgotten = forgotten_records(records, FileTokenizer(study.folder / "tokenizer.json"), 64, mode)
@@ -70,14 +67,9 @@ def objective_of(study, mode="secret", rows=5, term=None, retain_weight=1.0, for
     model = Transformer(study.model_spec())
     init_parameters(model, 2)
     model = model.double()
-    reference_N = reference_logprobs(model, forgotten).double()
-    objective = ForgetRetain(
-        plan,
-        forgotten,
-        reference_N,
-        term or (lambda logprob_N, reference_N, _: npo_term(logprob_N, reference_N, 0.1)),
-        retain_weight=retain_weight,
-        forget_records=forget_records,
+    settings = Settings(beta=0.1, retain_weight=retain_weight)
+    objective = MethodObjective(
+        plan, forgotten, model, "npo", settings, forget_records=forget_records
     )
     return objective, model, forgotten
 

@@ -1,7 +1,8 @@
 """Methods: how a model is made to forget. One small file each, with formula and source.
 
 An approximate method is a loss given to the trainer's one loop; everything else (layouts, checkpoints, resuming, windows) is
-the trainer's. `settings` is the one place of hyper-parameters, `view` what a loss may look at, `objective` what all of them share.
+the trainer's. `settings` is the one place of hyper-parameters, `view` what a loss may look at, `objective` what all of them share,
+`spread` how a loss is computed where positions, vocabulary or depth are cut, `stopping` when a run may end, `outcome` what it did.
 
 ============== ============================================= ===========================================
 name           pushes                                        holds

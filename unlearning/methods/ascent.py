@@ -11,9 +11,11 @@ Source: Jang et al., ACL 2023, arXiv 2210.01504 (ascent); Liu et al., CoLLAs 202
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
-from unlearning.methods.forget_retain import from_run
+from unlearning.methods.forget_retain import ForgetConfig
+from unlearning.methods.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.spec import RunSpec
-    from unlearning.methods.settings import Settings
     from unlearning.methods.view import View
 
 
@@ -68,9 +69,7 @@ def run(run: RunSpec, directory: Path) -> int:
     Raises:
         UnlearningError: if settings or sealed records are refused (exit code 3).
     """
-    from trainer.loop import fit
+    from unlearning.methods.objective import train
 
-    objective = from_run(
-        run, directory, lambda _: lambda logprob_N, __, tokens_N: ascent_term(logprob_N, tokens_N)
-    )
-    return fit(run, directory, objective=objective)
+    config = dataclasses.replace(ForgetConfig.from_extra(run.config.extra), method="ascent")
+    return train(run, directory, config, Settings(retain_weight=config.retain_weight))

@@ -13,27 +13,25 @@ million parameters (100 steps at rate 0.001): with 0.1 the loss of retained peop
 stayed at 0.29, and no tier brought a number back in either. Hence 0.5 by default. A small step size is no kindness: at 0.0002 tier 3
 brought 24 % of the people back, because small changes are undone by small changes.
 
-The run stops after `run.steps` steps: a stop rule that looks at the gold model would need the retraining it wants to save.
-
 Source: Zhang, Lin, Bai, Mei, "Negative preference optimization", COLM 2024, arXiv 2404.05868, eq. 3.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from torch.nn import functional
 
-from unlearning.methods.forget_retain import ForgetConfig, from_run
+from unlearning.methods.forget_retain import ForgetConfig
+from unlearning.methods.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
 
     from trainer.spec import RunSpec
-    from unlearning.methods.settings import Settings
     from unlearning.methods.view import View
 
 
@@ -82,9 +80,8 @@ def run(run: RunSpec, directory: Path) -> int:
     Raises:
         UnlearningError: if settings or sealed records are refused (exit code 3).
     """
-    from trainer.loop import fit
+    from unlearning.methods.objective import train
 
-    def term(config: ForgetConfig) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        return lambda logprob_N, reference_N, _: npo_term(logprob_N, reference_N, config.beta)
-
-    return fit(run, directory, objective=from_run(run, directory, term))
+    config = dataclasses.replace(ForgetConfig.from_extra(run.config.extra), method="npo")
+    settings = Settings(beta=config.beta, retain_weight=config.retain_weight)
+    return train(run, directory, config, settings)

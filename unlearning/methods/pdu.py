@@ -2,7 +2,7 @@
 
     min  mean_t (max_v z_v - mean_v z_v)²    s.t.  NLL_retain <= ε;      λ <- max(0, λ + η · (NLL_retain - ε))
 
-λ multiplies NLL_retain; the objective keeps it and moves it once per step (a resumed run begins again at λ = 1).
+λ multiplies NLL_retain; the objective moves it once per step, on any layout, and it is part of every checkpoint.
 
 Source: primal-dual unlearning, arXiv 2506.05314; logit-margin term and dual step as in open-unlearning's trainer.
 """
