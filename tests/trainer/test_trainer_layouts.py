@@ -75,7 +75,8 @@ def test_all_layouts_start_alike_and_use_the_same_records(fitted, kind):
         json.loads((fitted[name][1] / "windows.jsonl").read_text().splitlines()[0])
         for name in (kind, "single")
     )
-    del first["state_digest_after"], expected["state_digest_after"]
+    for window in (first, expected):  # layouts add up in another order: equal but for rounding
+        del window["state_digest_after"], window["optimizer_digest_after"]
     assert first == expected
 
 
