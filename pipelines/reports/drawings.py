@@ -73,7 +73,7 @@ def scatter(points: Sequence[Point], x_label: str, y_label: str) -> charts.Draw:
             )  # fmt: skip
         axes.axvline(0, color=palette.muted, linewidth=0.9)
         axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set_ylabel(numbers.printable(y_label))  # a currency is what somebody wrote
         axes.margins(x=0.12, y=0.15)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.grid(visible=True, color=palette.grid, linewidth=0.7)
