@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipelines.requests import RequestError, load
+from pipelines.requests import Request, RequestError
 
 if TYPE_CHECKING:
     from pipelines.site import Site
@@ -56,23 +56,23 @@ def methods() -> tuple[str, ...]:
     return (EXACT, *sorted((*METHODS, *EDITS, CORE_SET)))
 
 
-def method_of(site: "Site", batch: Sequence[str]) -> str:
-    """The method of a batch: that of its requests, else the configured one.
+def asked_method(batch: Sequence[Request]) -> str:
+    """The method that the requests of a batch name; empty where none does.
 
     Args:
-        site: The open home.
-        batch: Ids of the requests.
+        batch: Requests; those that are audited already were answered by a method, and leave the choice to the others.
 
     Raises:
-        RequestError: There is none of this name, or two requests of one batch name different ones.
+        RequestError: Two of them name different ones.
     """
-    asked = {one.method for one in load(site.home) if one.method and one.id in batch}
+    waiting = [one for one in batch if one.state != "audited"]
+    asked = {one.method for one in waiting or batch if one.method}
     if len(asked) > 1:
         raise RequestError(
             f"pending requests ask for {' and for '.join(sorted(asked))}: all requests of a corpus version are one batch with one method; "
-            "remove the file of one in requests/, or write it again with the other's --method"
+            "remove the file of one in requests/ and write it again with the other's --method, or finish what is audited (dataworth erase --finish)"
         )
-    return known(asked.pop() if asked else site.config.erasure.method)
+    return known(asked.pop()) if asked else ""
 
 
 def known(method: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.erasure.batches import BATCH_FILE
-from pipelines.erasure.choosing import CORE_SET, CORE_SHARE, EXACT, method_of
+from pipelines.erasure.choosing import CORE_SET, CORE_SHARE, EXACT, asked_method, known
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
@@ -49,6 +49,7 @@ def erasure_request(site: "Site", corpus: "Result") -> Made:
     frame = records(site, corpus["version"], *columns)
     held = held_out_records(site)
     asked = _refuse_everything(site, frame, pending(site.home))
+    method = asked_method(asked)  # first of all: a conflict must leave nothing half-done
     # Records that were suspended before this version was made are not in it: their audit is an earlier version's.
     requests = [one for one in asked if len(matching(frame, [one], required=False))]
     measured = [
@@ -71,7 +72,7 @@ def erasure_request(site: "Site", corpus: "Result") -> Made:
         "batch": batch, "requests": [request.id for request in requests], "records": len(chosen),
         "people": chosen.select("owner", "source").n_unique(), "excluded": str(excluded.relative_to(site.home.path)),
         "excluded_digest": sha256(excluded.read_bytes()).hexdigest(), "files": [str(excluded.relative_to(site.home.path))],
-        "held_out": len(aside),
+        "held_out": len(aside), "asked_method": method,
     }  # fmt: skip
     if not identities:
         return digest_of(NO_REQUEST), values | {"head": corpus["version"], "reason": NO_REQUEST}
@@ -229,10 +230,19 @@ def gold_checkpoint(
 def method_inputs(site: "Site", erasure: "Result") -> dict[str, Any]:
     """Settings of the method."""
     return {
-        "method": method_of(site, erasure["requests"]),
+        "method": method_of(site, erasure),
         "steps": site.size.unlearn_steps,
         "lr": UNLEARN_LR,
     }
+
+
+def method_of(site: "Site", erasure: "Result") -> str:
+    """The method of a batch: what its requests ask for, else what is configured.
+
+    Raises:
+        RequestError: There is none of this name.
+    """
+    return known(erasure["asked_method"] or site.config.erasure.method)
 
 
 def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> dict[str, Any]:
@@ -267,7 +277,7 @@ def unlearned_checkpoint(
     """Run the batch's method: from the released model, or, for exact, from scratch without the records."""
     if none := skipped(erasure):
         return none
-    method = method_of(site, erasure["requests"])
+    method = method_of(site, erasure)
     job = model_job(
         site, plan, training_plan, kind="unlearn", seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
         **_how(site, erasure, checkpoint, method),

@@ -15,7 +15,7 @@ GROUP = "unlearning"
 OWNERS = ["team:privacy"]
 
 
-@dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="3", kinds={"json"}, owners=OWNERS)
 def erasure_request(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, target: Result
 ) -> dg.MaterializeResult:
