@@ -52,6 +52,8 @@ class Request:
     """Counts requests of the same words: an owner who delivers again after an erasure can ask again."""
     acknowledged: bool = False
     """Whether the files of the inbox that still hold the text may stay: their keeper answers for them."""
+    method: str = ""
+    """How to forget, a name of `pipelines.erasure.choosing.methods`; empty: as `dataworth.toml` says."""
     note: str = ""
     """Why the request was refused or is still open; never a text."""
     format: int = field(default=FORMAT)
@@ -64,12 +66,17 @@ class Request:
     def identity(self) -> dict[str, Any]:
         """What the request asks for, without its state."""
         again = {"number": self.number} if self.number else {}
-        return again | {
-            "kind": self.kind,
-            "owner": self.owner,
-            "sources": sorted(self.sources),
-            "record_ids": sorted(self.record_ids),
-        }
+        how = {"method": self.method} if self.method else {}
+        return (
+            again
+            | how
+            | {
+                "kind": self.kind,
+                "owner": self.owner,
+                "sources": sorted(self.sources),
+                "record_ids": sorted(self.record_ids),
+            }
+        )
 
     def overdue(self, today: str) -> bool:
         """Whether its deadline has passed.

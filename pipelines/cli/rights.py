@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from pipelines.cli.asking import _required, this_site
+from pipelines.erasure.choosing import known
 from pipelines.requests import OPEN_STATES, Request, RequestError, load, matching, save
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ def erase(  # noqa: PLR0913, PLR0917 - one option per way of naming records, and
             help="Corpus version that the records are looked up in; the newest when empty."
         ),
     ] = "",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How to forget; --plan lists them. Default: [erasure] method of dataworth.toml."
+        ),
+    ] = "",
     plan: Annotated[
         bool,
         typer.Option(help="Only tell what each method would cost and give; nothing is written."),
@@ -56,7 +63,10 @@ def erase(  # noqa: PLR0913, PLR0917 - one option per way of naming records, and
         _acknowledge(acknowledge)
     else:
         _request(
-            "erase", _Named(owner, source, record, file, everywhere, version), reason, plan=plan
+            "erase",
+            _Named(owner, source, record, file, everywhere, version, method),
+            reason,
+            plan=plan,
         )
 
 
@@ -79,12 +89,15 @@ class _Named:
     file: Path | None
     everywhere: bool = False
     version: str = ""
+    method: str = ""
 
 
 def _request(kind: str, named: _Named, reason: str, *, plan: bool = False) -> None:
     if not (named.owner or named.record or named.file):
         raise RequestError("name what is meant: --owner OWNER, --record ID or --file TEXT")
     site = this_site()
+    if named.method:
+        known(named.method)
     frame = _records(site, named.version)
     request = _made(site, kind, named, reason, frame)
     found = matching(frame, [request])
@@ -130,6 +143,7 @@ def _made(site: "Site", kind: str, named: _Named, reason: str, frame: "pl.DataFr
     request = Request(
         kind=kind, owner=named.owner, sources=tuple(named.source or ()), record_ids=ids, reason=reason,
         received=today.isoformat(), deadline=(today + timedelta(days=site.config.erasure.days)).isoformat(),
+        method=named.method,
     )  # fmt: skip
     if not len(matching(frame, [request], required=False)):
         _say_if_finished(site, request)

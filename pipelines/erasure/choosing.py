@@ -5,13 +5,19 @@ Cost is estimated from the last training: an approximate method takes its steps,
 Exact is recommended wherever it fits into the time that is left, because it needs no proof of forgetting.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from pipelines.requests import Request, RequestError
 
 if TYPE_CHECKING:
     from pipelines.site import Site
 
 SHARDS = 4
+EXACT, CORE_SET = "exact", "coreset"
+CORE_SHARE = "0.3"
+"""Share of the forgotten records that `coreset` pushes, by NPO."""
 AFFORDABLE_S = 3600.0
 """Exact retraining is recommended up to an hour."""
 
@@ -42,6 +48,46 @@ class Choice:
         )  # fmt: skip
 
 
+def methods() -> tuple[str, ...]:
+    """Names of what the graph can run: every loss, the edits, NPO on a core-set, and exact retraining."""
+    from unlearning.methods import METHODS
+    from unlearning.methods.edits import EDITS
+
+    return (EXACT, *sorted((*METHODS, *EDITS, CORE_SET)))
+
+
+def asked_method(batch: Sequence[Request]) -> str:
+    """The method that the requests of a batch name; empty where none does.
+
+    Args:
+        batch: Requests; those that are audited already were answered by a method, and leave the choice to the others.
+
+    Raises:
+        RequestError: Two of them name different ones.
+    """
+    waiting = [one for one in batch if one.state != "audited"]
+    asked = {one.method for one in waiting or batch if one.method}
+    if len(asked) > 1:
+        raise RequestError(
+            f"pending requests ask for {' and for '.join(sorted(asked))}: all requests of a corpus version are one batch with one method; "
+            "remove the file of one in requests/ and write it again with the other's --method, or finish what is audited (dataworth erase --finish)"
+        )
+    return known(asked.pop()) if asked else ""
+
+
+def known(method: str) -> str:
+    """The name of a method.
+
+    Raises:
+        RequestError: There is none of this name.
+    """
+    if method not in methods():
+        raise RequestError(
+            f"[erasure] method: expected one of {', '.join(methods())}, got {method!r}"
+        )
+    return method
+
+
 def choices(site: "Site", num_records: int) -> list[Choice]:
     """Every method with its cost and record.
 
@@ -49,8 +95,6 @@ def choices(site: "Site", num_records: int) -> list[Choice]:
         site: The open home.
         num_records: Records to forget; 0 gives no rows.
     """
-    from unlearning.methods import METHODS
-
     if not num_records:
         return []
     second = _seconds_per_step(site)
@@ -61,8 +105,8 @@ def choices(site: "Site", num_records: int) -> list[Choice]:
         cost = None if second is None else steps * second
         return Choice(method, kind, steps, cost, steps / whole, *past.get(method, (0, 0)))
 
-    rows = [one("exact", "exact", whole), one("sisa", "library only", -(-whole // SHARDS))]
-    return rows + [one(name, "approximate", some) for name in sorted(METHODS)]
+    rows = [one(EXACT, "exact", whole), one("sisa", "library only", -(-whole // SHARDS))]
+    return rows + [one(name, "approximate", some) for name in methods() if name != EXACT]
 
 
 def recommendation(rows: list[Choice], site: "Site") -> str:

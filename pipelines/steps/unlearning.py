@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.erasure.batches import BATCH_FILE
+from pipelines.erasure.choosing import CORE_SET, CORE_SHARE, EXACT, asked_method, known
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
 
+EDITS = ("newton", "task_vector")
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
@@ -47,6 +49,7 @@ def erasure_request(site: "Site", corpus: "Result") -> Made:
     frame = records(site, corpus["version"], *columns)
     held = held_out_records(site)
     asked = _refuse_everything(site, frame, pending(site.home))
+    method = asked_method(asked)  # first of all: a conflict must leave nothing half-done
     # Records that were suspended before this version was made are not in it: their audit is an earlier version's.
     requests = [one for one in asked if len(matching(frame, [one], required=False))]
     measured = [
@@ -69,7 +72,7 @@ def erasure_request(site: "Site", corpus: "Result") -> Made:
         "batch": batch, "requests": [request.id for request in requests], "records": len(chosen),
         "people": chosen.select("owner", "source").n_unique(), "excluded": str(excluded.relative_to(site.home.path)),
         "excluded_digest": sha256(excluded.read_bytes()).hexdigest(), "files": [str(excluded.relative_to(site.home.path))],
-        "held_out": len(aside),
+        "held_out": len(aside), "asked_method": method,
     }  # fmt: skip
     if not identities:
         return digest_of(NO_REQUEST), values | {"head": corpus["version"], "reason": NO_REQUEST}
@@ -224,43 +227,60 @@ def gold_checkpoint(
     }  # fmt: skip
 
 
-def method_inputs(site: "Site") -> dict[str, Any]:
-    """Settings of the approximate method."""
-    return {"method": method_of(site), "steps": site.size.unlearn_steps, "lr": UNLEARN_LR}
+def method_inputs(site: "Site", erasure: "Result") -> dict[str, Any]:
+    """Settings of the method."""
+    return {
+        "method": method_of(site, erasure),
+        "steps": site.size.unlearn_steps,
+        "lr": UNLEARN_LR,
+    }
 
 
-def method_of(site: "Site") -> str:
-    """The configured method.
+def method_of(site: "Site", erasure: "Result") -> str:
+    """The method of a batch: what its requests ask for, else what is configured.
 
     Raises:
         RequestError: There is none of this name.
     """
-    from unlearning.methods import METHODS
+    return known(erasure["asked_method"] or site.config.erasure.method)
 
-    method = site.config.erasure.method
-    if method not in METHODS:
-        raise RequestError(
-            f"[erasure] method: expected one of {', '.join(METHODS)}, got {method!r}"
-        )
-    return method
+
+def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> dict[str, Any]:
+    """What a method changes of the recipe: its entry, its steps and what it starts from."""
+    if (
+        method == EXACT
+    ):  # another seed than gold's: two retrainings, or the audit would compare a model with itself
+        return {"choices": site.config.training}
+    anywhere = site.home.runs / "any"
+    extra: dict[str, Any] = {
+        "sealed": _sealed_paths(site, erasure, anywhere),
+        "tokenizer": relative(site.home.tokenizer_path, anywhere),
+    }
+    entry = "unlearning.methods.objective:run"
+    if method == "npo":
+        entry = NPO_ENTRY
+    elif method == CORE_SET:
+        extra |= {"method": "npo", "core_set": CORE_SHARE}
+    else:
+        extra |= {"method": method}
+        entry = "unlearning.methods.edits:run" if method in EDITS else entry
+    return {
+        "entry": entry, "steps": site.size.unlearn_steps, "lr": UNLEARN_LR, "init": site.home.path / checkpoint["checkpoint"],
+        "init_root": checkpoint["root"], "extra": extra,
+    }  # fmt: skip
 
 
 def unlearned_checkpoint(
     site: "Site", tokens: "Result", target: "Result", plan: "Result", training_plan: "Result", erasure: "Result", checkpoint: "Result",
     run: Launch,
 ) -> Made:  # fmt: skip
-    """Run the configured method from the released model."""
+    """Run the batch's method: from the released model, or, for exact, from scratch without the records."""
     if none := skipped(erasure):
         return none
-    anywhere = site.home.runs / "any"
-    sealed = _sealed_paths(site, erasure, anywhere)
-    method = method_of(site)
-    named = {} if method == "npo" else {"method": method}
+    method = method_of(site, erasure)
     job = model_job(
-        site, plan, training_plan, kind="unlearn", entry=NPO_ENTRY if method == "npo" else "unlearning.methods.objective:run", steps=site.size.unlearn_steps, lr=UNLEARN_LR,
-        seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
-        init=site.home.path / checkpoint["checkpoint"], init_root=checkpoint["root"],
-        extra={"sealed": sealed, "tokenizer": relative(site.home.tokenizer_path, anywhere), **named},
+        site, plan, training_plan, kind="unlearn", seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
+        **_how(site, erasure, checkpoint, method),
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "test_digest")
     started(site, directory, plan)

@@ -177,7 +177,7 @@ FINISHES: Final = ("run", "asked")
 class ErasureConfig:
     """How a person is forgotten, and by when."""
 
-    method: str = _doc("unlearning method, a name of unlearning/methods", "npo")
+    method: str = _doc("how to forget: exact, or a name that `dataworth erase --plan` lists", "npo")
     finish: str = _doc(
         "when an audited request's text, salts and old models are destroyed: run (at the end of the run that audited it) "
         "or asked (dataworth erase --finish); in any case once its deadline has passed",

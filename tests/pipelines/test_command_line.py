@@ -319,7 +319,7 @@ def test_erase_writes_a_request_without_text(ask, home: Path) -> None:
     assert body["deadline"] > body["received"]
     assert set(body) == {
         "kind", "owner", "sources", "record_ids", "reason", "received", "deadline", "state", "format",
-        "acknowledged", "note", "number",
+        "acknowledged", "method", "note", "number",
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from trainer.spec import BatchSpec, OptimSpec
 from trainer.step import train_step
 from unlearning.errors import PlanError
 from unlearning.methods import METHODS
+from unlearning.methods.edits import EDITS
 from unlearning.methods.forget_retain import forgotten_records
 from unlearning.methods.objective import MethodObjective
 from unlearning.methods.rmu import direction
@@ -176,7 +177,7 @@ def test_published_defaults():
         1,
         0.0,
     )
-    assert set(DEFAULTS) == set(METHODS)
+    assert set(DEFAULTS) == {*METHODS, *EDITS}
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -13,11 +13,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from unlearning.errors import PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
     from numpy.typing import NDArray
+
+    from unlearning.methods.forget_retain import Forgotten
+
+BUCKETS = 2048
+"""Length of a sketched gradient: inner products err by about |g||h| / sqrt(BUCKETS)."""
 
 
 def core_set(gradients_NP: NDArray[np.float64], count: int) -> list[int]:
@@ -48,3 +57,56 @@ def core_set(gradients_NP: NDArray[np.float64], count: int) -> list[int]:
         chosen.append(best)
         covered_N = np.maximum(covered_N, similarity_NN[best])
     return chosen
+
+
+def sketched_gradients(
+    model: Any, forgotten: Sequence[Forgotten], seed: int = 0
+) -> NDArray[np.float64]:
+    """Gradient of each record's pushed tokens, as a count sketch: one pass per record, no matrix of projections.
+
+        sketch[b] = Σ_{p: bucket(p) = b} sign(p) · gradient[p]          E[<sketch g, sketch h>] = <g, h>
+
+    Args:
+        model: the original model, whole.
+        forgotten: N records.
+        seed: of buckets and signs.
+
+    Returns:
+        float64 [N, BUCKETS].
+
+    Source: Charikar, Chen, Farach-Colton 2002 (count sketch).
+    """
+    from unlearning.scoring import span_logits, span_mask
+
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    size = sum(one.numel() for one in parameters)
+    generator = torch.Generator().manual_seed(seed)
+    bucket_P = torch.randint(BUCKETS, (size,), generator=generator)
+    sign_P = torch.randint(2, (size,), generator=generator) * 2 - 1
+    found = np.zeros((len(forgotten), BUCKETS))
+    for place, one in enumerate(forgotten):
+        tokens_1T = torch.tensor([one.tokens])
+        mask_1T = span_mask([one.tokens], [one.first])
+        logits_SV = span_logits(model, tokens_1T, mask_1T)
+        nll = torch.nn.functional.cross_entropy(logits_SV, tokens_1T[:, 1:][mask_1T])
+        grads = torch.autograd.grad(nll, parameters)
+        flat_P = torch.cat([grad.flatten() for grad in grads]).double()
+        found[place] = (
+            torch.zeros(BUCKETS, dtype=torch.float64)
+            .index_add(0, bucket_P, flat_P * sign_P)
+            .numpy()
+        )
+    return found
+
+
+def core_records(model: Any, forgotten: Sequence[Forgotten], share: float) -> list[Forgotten]:
+    """The share of the records that speaks for the others.
+
+    Args:
+        model: the original model, whole.
+        forgotten: N records.
+        share: in (0, 1]; at least one record is taken.
+    """
+    count = max(1, round(share * len(forgotten)))
+    chosen = core_set(sketched_gradients(model, forgotten), count)
+    return [forgotten[index] for index in sorted(chosen)]

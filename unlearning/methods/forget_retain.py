@@ -61,6 +61,8 @@ class ForgetConfig:
     """Changes of its hyper-parameters (`settings`)."""
     alternates: str = ""
     """File of plausible alternates, one record per forgotten record (altpo)."""
+    core_set: float = 1.0
+    """Share of the forgotten records that is pushed, chosen by `coreset`; the others are to fall with them."""
     stop: Mapping[str, Any] = field(default_factory=dict)
     """Empty: all steps are taken. `{"every": k, "lookalikes": file}`: see `stopping`."""
 
@@ -83,12 +85,14 @@ class ForgetConfig:
                 f"expected 'sealed', 'tokenizer' and any of {sorted(known)}, got {sorted(extra)}"
             )
         values = dict(extra)
-        for name in ("beta", "retain_weight"):
+        for name in ("beta", "retain_weight", "core_set"):
             if name in values:
                 values[name] = _decimal(name, values[name])
         config = cls(**values)
         if config.beta <= 0 or config.retain_weight < 0:
             raise PlanError("expected beta > 0 and retain_weight >= 0")
+        if not 0 < config.core_set <= 1:
+            raise PlanError(f"expected core_set in (0, 1], got {config.core_set}")
         if not isinstance(config.forget_records, int) or config.forget_records < 1:
             raise PlanError(f"expected forget_records >= 1, got {config.forget_records!r}")
         every = config.stop.get("every", 1)

@@ -26,6 +26,7 @@ from trainer.likelihood import cross_entropy_sum
 from unlearning.errors import PlanError
 from unlearning.methods import METHODS
 from unlearning.methods.batches import ForgetBatch, ForgetBatches
+from unlearning.methods.coreset import core_records
 from unlearning.methods.forget_retain import (
     ForgetConfig,
     Forgotten,
@@ -337,12 +338,16 @@ def train(run: RunSpec, directory: Path, config: ForgetConfig, settings: Setting
     from trainer.loop import fit
 
     plan, forgotten, tokenizer = inputs_of(run, directory, config)
+    original = initial_model(run, directory).eval()
+    if config.core_set < 1:
+        forgotten = core_records(original, forgotten, config.core_set)
     length, preferred = run.config.batch.length, []
     if config.method == "dpo":
         preferred = idk_answers(forgotten, tokenizer, length)
     elif config.method == "altpo":
+        if config.core_set < 1:
+            raise PlanError("altpo has one alternate per record: expected core_set = 1")
         preferred = _alternates(config, directory, tokenizer, length)
-    original = initial_model(run, directory).eval()
     objective = MethodObjective(
         plan, forgotten, original, config.method, settings, preferred=preferred, forget_records=config.forget_records,
         floor=floor_of(config, directory, original, tokenizer, length, len(forgotten)),

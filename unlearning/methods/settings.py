@@ -40,10 +40,18 @@ class Settings:
     """PDU's η."""
     skip: int = 0
     """CE-U: first tokens of a secret that are not pushed."""
+    damping: float = 1.0
+    """Newton step: λ, in means of the curvature's diagonal."""
+    reinforce: int = 10
+    """Task vector: steps of learning the secrets on purpose."""
+    rate: float = 1e-3
+    """Task vector: rate of these steps."""
 
     def __post_init__(self) -> None:
         if self.beta <= 0 or self.retain_weight < 0 or self.forget_weight < 0:
             raise PlanError("expected beta > 0, forget_weight >= 0 and retain_weight >= 0")
+        if self.damping <= 0 or self.reinforce < 1 or self.rate <= 0:
+            raise PlanError("expected damping > 0, reinforce >= 1 and rate > 0")
 
 
 DEFAULTS = {
@@ -67,6 +75,8 @@ DEFAULTS = {
     "pdu": Settings(),  # ε has no default in the paper; here 1 nat
     "rau": Settings(layers=(-3, -2, -1)),  # our reading of PrivUn, arXiv 2604.22076
     "finetune": Settings(forget_weight=0.0),
+    "newton": Settings(damping=1.0),  # ours: no published number fits all sizes of model
+    "task_vector": Settings(scale=1.0),  # arXiv 2212.04089; MUSE sweeps 1 to 256
 }
 
 
@@ -74,7 +84,7 @@ def settings_of(method: str, changes: Mapping[str, Any]) -> Settings:
     """A method's defaults with a run's changes.
 
     Args:
-        method: a name of `METHODS`.
+        method: a name of `METHODS` or of `edits.EDITS`.
         changes: field → decimal string, integer or list of integers.
 
     Raises:
@@ -94,7 +104,7 @@ def settings_of(method: str, changes: Mapping[str, Any]) -> Settings:
 def _value(name: str, value: Any) -> Any:
     if name == "layers":
         return tuple(int(layer) for layer in value)
-    if name == "skip":
+    if name in {"skip", "reinforce"}:
         return int(value)
     try:
         return float(Decimal(value)) if isinstance(value, str) else float(int(value))

@@ -15,7 +15,7 @@ GROUP = "unlearning"
 OWNERS = ["team:privacy"]
 
 
-@dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="3", kinds={"json"}, owners=OWNERS)
 def erasure_request(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, target: Result
 ) -> dg.MaterializeResult:
@@ -50,17 +50,17 @@ def gold_checkpoint(
     return home.materialize(context, inputs, make, describe.gold_checkpoint)
 
 
-@dg.asset(group_name=GROUP, code_version="3", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="4", kinds={"pytorch"}, owners=OWNERS)
 def unlearned_checkpoint(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result, training_plan: Result, erasure_request: Result, checkpoint: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
-    """The released model after negative preference optimisation (NPO) on the forgotten records with a retain term."""
+    """The released model after the chosen method (by default NPO with a retain term), or an exact retraining."""
     site = home.site()
     inputs = {
         "checkpoint": checkpoint["root"],
         "excluded": erasure_request["excluded_digest"],
-        **steps.method_inputs(site),
+        **steps.method_inputs(site, erasure_request),
     }
     run = launcher(context, pipes)
     make = partial(

@@ -1,0 +1,207 @@
+"""Requests that are not the usual one: copies elsewhere, several owners, an erased version, twice, during a run, held out, too late."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from custody_home import PLANTED, row, user_site
+from graph_commands import ROOT
+
+from pipelines import requests
+from pipelines.erasure.choosing import EXACT, asked_method, methods
+from pipelines.erasure.finishing import carry_on, enter_state
+from pipelines.requests import Request, RequestError
+from pipelines.results import Result, latest, store
+from pipelines.site import Site, open_site
+from pipelines.steps.unlearning import _sealed_paths, erasure_request, held_out_records
+from pipelines.storage import keys as key_file
+from pipelines.storage.records import SCHEMA
+from pipelines.storage.versions import Versions
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """A user's home in which ada delivered bob's planted text too, as after a run of the graph."""
+    made = user_site(tmp_path)
+    keys = key_file.load(made.home.keys_path)
+    copy = pl.DataFrame([row(keys, "ada", 9, PLANTED)], schema=SCHEMA, orient="row")
+    head = Versions(made.home, keys).publish(copy)
+    store(made.home.results, Result("corpus", "k", head, {"version": head, "files": []}))
+    return made
+
+
+@pytest.fixture
+def erase(ask, site: Site) -> Callable:
+    """`dataworth erase` in that home."""
+    inbox = str(site.home.path.parent / "inbox")
+    return lambda *words: ask(site.home.path, "erase", *words, DATAWORTH_INBOX=inbox)
+
+
+def record_of(site: Site, owner: str, text: str) -> str:
+    """Id of a record."""
+    versions = Versions(site.home, key_file.load(site.home.keys_path))
+    frame = versions.read(versions.head(), ["record_id", "owner", "text"])
+    (found,) = frame.filter(pl.col("owner") == owner, pl.col("text") == text)["record_id"]
+    return found.hex()
+
+
+def carried_out(site: Site) -> list[Request]:
+    """Suspend, pretend that the audit was made, and finish; the requests afterwards."""
+    head = latest(site.home.results, "corpus")
+    erasure_request(site, head)
+    for request in requests.pending(site.home):
+        for state in ("unlearned", "audited"):
+            requests.advance(site.home, request, state)
+            enter_state(site, request, state)
+    carry_on(site, asked=[])
+    return requests.load(site.home)
+
+
+def texts(site: Site) -> list[str]:
+    """What is left in the version in force."""
+    versions = Versions(site.home, key_file.load(site.home.keys_path))
+    return versions.read(versions.head(), ["text"])["text"].to_list()
+
+
+def test_a_copy_elsewhere_is_named_and_stays(erase, site: Site) -> None:
+    """Without --everywhere the other owner is named, nothing of theirs is asked for, and their copy is there afterwards."""
+    said = erase("--record", record_of(site, "bob", PLANTED))
+    assert said.code == 0
+    assert "the same or nearly the same text was also delivered by ada" in said.out
+    assert "--everywhere" in said.out
+    (request,) = carried_out(site)
+    assert request.state == "shredded"
+    assert texts(site).count(PLANTED) == 1
+
+
+def test_everywhere_takes_the_copies_too(erase, site: Site) -> None:
+    """With --everywhere both records are in the request, both owners are named, and the text is nowhere afterwards."""
+    wanted = {record_of(site, owner, PLANTED) for owner in ("ada", "bob")}
+    said = erase("--record", record_of(site, "bob", PLANTED), "--everywhere")
+    assert "2 records of 2 owners" in said.out
+    assert "these owners' records are meant: ada, bob" in said.out
+    (request,) = requests.load(site.home)
+    assert set(request.record_ids) == wanted
+    (request,) = carried_out(site)
+    assert request.state == "shredded"
+    assert PLANTED not in texts(site)
+    assert "Rain again." in texts(site)
+
+
+def test_records_of_several_owners_are_one_request_and_said(erase, site: Site) -> None:
+    """Two records of two owners by id: one request, which names both owners, and erases these records and no others."""
+    ids = [record_of(site, "ada", "Cloth is counted."), record_of(site, "bob", "Rain again.")]
+    said = erase(*(word for one in ids for word in ("--record", one)))
+    assert "2 records of 2 owners" in said.out
+    assert "ada, bob" in said.out
+    carried_out(site)
+    assert sorted(texts(site)) == sorted(["The loom weaves.", PLANTED, PLANTED])
+
+
+def test_an_erased_version_is_refused(erase, site: Site) -> None:
+    """Records can't be named in a version that has lost some since; the sentence says what to do, nothing is written."""
+    before = latest(site.home.results, "corpus")["version"]
+    erase("--record", record_of(site, "bob", PLANTED))
+    carried_out(site)
+    said = erase("--owner", "bob", "--version", before[:16])
+    assert said.code == 2
+    assert "holds records that were erased since; name records of a later version" in said.err
+    assert len(requests.load(site.home)) == 1
+
+
+def test_the_same_request_after_it_was_finished_is_told(erase, site: Site) -> None:
+    """While it is open: its state. After it is shredded: that nothing is there any more, and no second request."""
+    words = ("--record", record_of(site, "bob", PLANTED))
+    erase(*words)
+    assert "was made before: received" in erase(*words).out
+    carried_out(site)
+    head = Versions(site.home, key_file.load(site.home.keys_path)).head()
+    store(site.home.results, Result("corpus", "k2", head, {"version": head, "files": []}))
+    said = erase(*words)
+    assert said.code == 2
+    assert "is shredded: nothing of them is in the corpus any more" in said.err
+    assert len(requests.load(site.home)) == 1
+
+
+def test_a_request_during_a_run_waits_for_the_next(erase, site: Site) -> None:
+    """It is taken and told when it will act; finishing is refused until the run has ended."""
+    hold = (
+        "import sys; from pathlib import Path; from pipelines.storage.home import Home\n"
+        "with Home(Path(sys.argv[1])).lock('run'): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(site.home.path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"held\n"
+        said = erase("--record", record_of(site, "bob", PLANTED))
+        assert said.code == 0
+        assert "it ends as it began, and the next one acts on this request" in said.out
+        late = erase("--finish")
+        assert late.code == 2
+        assert "a run is going on" in late.err
+        run.communicate()
+    (request,) = requests.load(site.home)
+    assert request.state == "received"
+
+
+def test_nothing_can_be_audited_after_shredding(erase, site: Site) -> None:
+    """The sealed text and its key are gone: asking for them names the request and where the audit of before stands."""
+    erase("--record", record_of(site, "bob", PLANTED))
+    made = erasure_request(site, latest(site.home.results, "corpus"))[1]
+    batch = Result("erasure_request", "k", "v", made)
+    assert _sealed_paths(site, batch, site.home.runs / "any")["file"].endswith("sealed")
+    carried_out(site)
+    with pytest.raises(RequestError, match=r"shredded.*the audit of before stands in the ledger"):
+        _sealed_paths(site, batch, site.home.runs / "any")
+
+
+def test_a_method_is_chosen_by_the_request(erase, site: Site) -> None:
+    """--method goes before the configuration; two methods in one batch, and an unknown name, are refused."""
+    said = erase("--owner", "bob", "--method", "wishing")
+    assert said.code == 2
+    assert "expected one of exact" in said.err
+    assert not requests.load(site.home)
+    erase("--record", record_of(site, "bob", "Rain again."), "--method", EXACT)
+    (first,) = requests.load(site.home)
+    assert asked_method([first]) == EXACT
+    assert asked_method([]) == ""
+    erase("--record", record_of(site, "ada", "Cloth is counted."), "--method", "rmu")
+    head = latest(site.home.results, "corpus")
+    with pytest.raises(RequestError, match="exact and for rmu"):
+        erasure_request(site, head)
+    assert {one.state for one in requests.load(site.home)} == {"received"}
+    requests.advance(site.home, first, "audited")
+    assert asked_method(requests.pending(site.home)) == "rmu"
+    assert erasure_request(site, head)[1]["asked_method"] == "rmu"
+    assert {"exact", "coreset", "newton", "npo", "task_vector"} <= set(methods())
+
+
+def test_a_held_out_record_leaves_the_target(ask, copied, tiny_home: Path) -> None:
+    """A record that only measured is suspended, never unlearned, and gone from every part of the target at the end."""
+    home = copied(tiny_home)
+    site = open_site(home, None, "tiny", None)
+    for path in site.home.requests.glob("*.json"):
+        path.unlink()  # the demonstration's own request
+    held = held_out_records(site)
+    name, text = held["record_id"][0].hex(), held["text"][0]
+    said = ask(home, "erase", "--record", name)
+    assert said.code == 0, said.err
+    corpus = latest(site.home.results, "corpus")
+    made = erasure_request(site, corpus)[1]
+    assert (made["records"], made["held_out"], made["requests"]) == (0, 1, [])
+    mine = next(one for one in requests.load(site.home) if name in one.record_ids)
+    assert mine.state == "audited"
+    carry_on(site, asked=[])
+    mine = next(one for one in requests.load(site.home) if name in one.record_ids)
+    assert mine.state == "shredded", mine.note
+    left = held_out_records(site)
+    assert len(left) == len(held) - 1
+    assert text not in left["text"].to_list()
+    states = [
+        json.loads(path.read_text())["state"] for path in sorted(site.home.requests.glob("*.json"))
+    ]
+    assert "refused" not in states
