@@ -33,12 +33,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs, write_atomic
+from unlearning.description import describe
 from unlearning.errors import PeopleError, PlanError
 from unlearning.lineage import check_lineage
 from unlearning.measuring import measure, random_model, remove_parts
 from unlearning.people import read_records, read_sealed
 from unlearning.plan import AuditPlan
-from unlearning.rows import read_rows, to_table, write_rows
+from unlearning.rows import Evidence, read_rows, to_table, write_rows
 from unlearning.verdict import Verdict, verdict_from_rows
 
 if TYPE_CHECKING:
@@ -241,6 +242,7 @@ def _write_results(
         "plan": inputs.plan.to_json(),
         "rows": {"file": "rows.parquet", "count": num_rows, "sha256": rows_digest},
         "unchecked": inputs.unchecked,
+        "description": describe(Evidence(read_rows(directory / "rows.parquet")), inputs.plan),
     }
     data = jcs(report)
     write_atomic(directory / "audit.json", data)
