@@ -21,6 +21,7 @@ Settings, in `run.config.extra` (real numbers as decimal strings)::
     tokenizer    path of the tokenizer file
     margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups     optional, see plan.py
     attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
+    ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so
 
 Cost: about 60 forward passes of one line per forgotten person and model, and 50 small training steps per model.
 """
@@ -32,11 +33,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs, write_atomic
+from unlearning.description import describe
 from unlearning.errors import PeopleError, PlanError
+from unlearning.lineage import check_lineage
 from unlearning.measuring import measure, random_model, remove_parts
 from unlearning.people import read_records, read_sealed
 from unlearning.plan import AuditPlan
-from unlearning.rows import read_rows, to_table, write_rows
+from unlearning.rows import Evidence, read_rows, to_table, write_rows
 from unlearning.verdict import Verdict, verdict_from_rows
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ _REQUIRED = ("models", "sealed", "retained", "tokenizer")
 _PLANNED = (
     "margin", "auc_margin", "utility_margin", "min_original_rate", "min_gold_seeds", "resamples", "subgroups",
 )  # fmt: skip
-_KNOWN = {*_REQUIRED, *_PLANNED, "lookalikes", "attacks"}
+_KNOWN = {*_REQUIRED, *_PLANNED, "lookalikes", "attacks", "ledger"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -65,6 +68,8 @@ class Inputs:
     models: list[tuple[str, Path, str]]
     """(role, checkpoint folder, digest), gold models of equal weights only once."""
     plan: AuditPlan
+    unchecked: list[str]
+    """What could not be told about the models' data and recipes (`lineage`)."""
 
 
 def run(run: RunSpec, directory: Path) -> int:
@@ -154,6 +159,7 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
             "expected forgotten, retained and look-alike people to be different people"
         )
     models = _models(extra["models"], directory)
+    unchecked = check_lineage(models, [r.record_id for r in forgotten], extra.get("ledger"))
     roots = {
         role: [digest for name, _, digest in models if name == role]
         for role in ("original", "unlearned", "gold")
@@ -176,7 +182,7 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
     stray = set(plan.subgroups) - {r.group for r in forgotten}
     if stray:
         raise PlanError(f"no forgotten person is in the subgroup {min(stray)!r}")
-    return Inputs(forgotten, retained, lookalikes, key, models, plan)
+    return Inputs(forgotten, retained, lookalikes, key, models, plan, unchecked)
 
 
 def _models(folders: Mapping[str, Any], directory: Path) -> list[tuple[str, Path, str]]:
@@ -235,6 +241,8 @@ def _write_results(
         "run": run.run,
         "plan": inputs.plan.to_json(),
         "rows": {"file": "rows.parquet", "count": num_rows, "sha256": rows_digest},
+        "unchecked": inputs.unchecked,
+        "description": describe(Evidence(read_rows(directory / "rows.parquet")), inputs.plan),
     }
     data = jcs(report)
     write_atomic(directory / "audit.json", data)

@@ -6,6 +6,7 @@
     ├── PeopleError                     a file of people's records cannot be read, unsealed or understood
     ├── ProbeError                      no question can be made of a record with this tokenizer
     ├── PlanError                       an audit plan or a run's `extra` is incomplete, unknown or too lax
+    ├── LineageError                    the models do not belong to the request, or not together
     └── RowsError                       rows and plan do not belong together
 
 A verdict is never an error: FAIL, INCONCLUSIVE and INVALID are results and are returned.
@@ -28,6 +29,10 @@ class ProbeError(UnlearningError):
 
 class PlanError(UnlearningError):
     """An audit plan, or the `extra` part of a run, that is incomplete, unknown or too lax."""
+
+
+class LineageError(UnlearningError):
+    """Models that do not belong to the request or to each other: other data, another recipe, unknown to the ledger."""
 
 
 class RowsError(UnlearningError):

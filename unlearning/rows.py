@@ -248,3 +248,23 @@ class Evidence:
             values[subject].append(value)
         subjects = sorted(values)
         return subjects, np.array([np.mean(values[s]) for s in subjects], dtype=np.float64)
+
+    def by_question(
+        self, model: tuple[str, str], attack: str, score: str, population: str = "forgotten"
+    ) -> dict[int, list[float]]:
+        """Values of each question, over people.
+
+        Args:
+            model: (role, digest).
+            attack: name of the attack.
+            score: which score.
+            population: whose rows.
+
+        Returns:
+            Ordinal of the question → one value per person who was asked it, people in order of their opaque ids.
+        """
+        found: dict[int, list[float]] = defaultdict(list)
+        cell = self._cells.get((*model, population, attack, score), {})
+        for (_, probe), value in sorted(cell.items()):
+            found[probe].append(value)
+        return dict(found)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unlearning import endpoints
+from unlearning.description import describe
 from unlearning.endpoints import TIERS, Endpoint, Status
 from unlearning.errors import RowsError
 from unlearning.plan import AuditPlan
@@ -159,6 +160,8 @@ def contradictions(audit: Mapping[str, Any], rows: pa.Table) -> list[str]:
     """
     plan = AuditPlan.from_json(audit.get("plan", {}))
     recomputed = verdict_from_rows(rows, plan).to_json()
+    if "description" in audit:  # audits of before had none
+        recomputed["description"] = describe(Evidence(rows), plan)
     return [
         f"{name}: audit.json says {audit.get(name)!r}, its rows say {value!r}"
         for name, value in recomputed.items()

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
 from pipelines.steps.erasure_receipts import erasure_receipts
-from pipelines.steps.ledger import corpus_keys, enter
+from pipelines.steps.ledger import corpus_keys, enter, open_ledger
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
 from provenance import jcs, keyed, seal, write_atomic
@@ -337,6 +337,7 @@ def robustness_audit(
         "sealed": _sealed_paths(site, erasure, anywhere), "retained": {"file": relative(retained, anywhere)},
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
         "attacks": {"fine_tune_steps": list(site.size.attack_steps)},
+        "ledger": _known(site, [models["original"]["root"], models["unlearned"]["root"], *(gold["root"] for gold in models["gold"]["golds"])]),
     }  # fmt: skip
     if (lookalikes := _lookalikes(site)) is not None:
         extra["lookalikes"] = {"file": relative(lookalikes, anywhere)}
@@ -373,6 +374,13 @@ def robustness_audit(
         "files": files, "run": directory.name, "verdict": audit["verdict"], "entry": entries["audit"], "plan_digest": plan_digest, "people": erasure["people"], "batch": erasure["batch"],
         "gold_seeds": len(models["gold"]["golds"]), "skipped": "",
     }  # fmt: skip
+
+
+def _known(site: "Site", roots: Sequence[str]) -> list[str]:
+    """Those of the models' roots that a window in the ledger ends with."""
+    entries = (one["body"] for one in open_ledger(site).entries() if one["kind"] == "windows")
+    ended = {window["state_digest"] for body in entries for window in body["windows"]}
+    return sorted(ended & set(roots))
 
 
 def _lookalikes(site: "Site") -> Path | None:

@@ -1,0 +1,109 @@
+"""The pilot of audits: `make accept STUDY=audit-pilot`. Original, three gold models, eight methods, every attack, A1 to A16.
+
+About a quarter of an hour on one core, resumable: trainings and each model's rows are kept in `.dataworth-accept/studies/audit-pilot`.
+CPU seconds of what an earlier call finished are kept there too and added.
+"""
+
+import json
+import math
+import time
+
+import torch
+from corpora import STATE
+from figures import record
+
+from unlearning.pilot.assertions import claims, controls
+from unlearning.pilot.audits import audits_of
+from unlearning.pilot.models import prepare
+from unlearning.pilot.profiles import PILOT
+from unlearning.plan import AttackPlan
+from unlearning.repertoire import FULL
+from unlearning.statistics import wilson_bounds
+
+PACKAGES = ("torch", "numpy", "scipy")
+LIMITS = AttackPlan(fine_tune_steps=(10, 25, 50, 100), repertoire=FULL)
+
+
+class Clock:
+    """CPU seconds of steps, also of those that an earlier call did."""
+
+    def __init__(self, path):
+        self.path = path
+        self.spent = json.loads(path.read_text()) if path.exists() else {}
+
+    def timed(self, name, work):
+        """Run a step and keep what it cost when it was really done."""
+        start = time.process_time()
+        result = work()
+        seconds = time.process_time() - start
+        self.spent[name] = max(seconds, self.spent.get(name, 0.0))
+        self.path.write_text(json.dumps(self.spent))
+        print(f"{name}: {seconds:.1f} s", flush=True)  # noqa: T201
+        return result
+
+
+def study():
+    """Train, attack, judge, assert, record."""
+    torch.set_num_threads(1)
+    folder = STATE / "audit-pilot"
+    made = prepare(folder, PILOT)
+    clock = Clock(folder / "cpu.json")
+    clock.timed("original", made.original)
+    for seed in range(PILOT.golds):
+        clock.timed(f"gold-{seed}", lambda seed=seed: made.gold(seed))
+    for method in PILOT.methods:
+        clock.timed(method, lambda method=method: made.unlearned(method))
+    audits = audits_of(made, LIMITS)
+    names = ["original", *audits.golds, *PILOT.methods, "random"]
+    for name in names:
+        clock.timed(f"attacks on {name}", lambda name=name: audits.rows(name))
+    found = clock.timed("controls", lambda: list(controls(audits)))
+    found += clock.timed("claims", lambda: list(claims(audits)))
+    table = clock.timed("table", lambda: [row(audits, name) for name in names])
+    run = [one for one in found if one.holds is not None]
+    share = sum(one.holds for one in run) / len(run)
+    common = {
+        "packages": PACKAGES, "seeds": [PILOT.seed, 0, 1, 2], "command": "make accept STUDY=audit-pilot", "low": None, "high": None,
+        "level": None,
+    }  # fmt: skip
+    record(
+        "accept.jsonl", "unlearning.audit.pilot_assertions", what="share of A1 to A16 that hold", unit="share", kind="hypothesis",
+        estimate=share, bar=">= 1", holds=share >= 1, n=len(run), spread="one data draw, one original, three gold models",
+        note="; ".join(f"{o.name} {'holds' if o.holds else 'FAILS' if o.holds is False else 'not run'}: {o.detail}" for o in found),
+        table=table, **common,
+    )  # fmt: skip
+    seconds = sum(clock.spent.values())
+    record(
+        "accept.jsonl", "unlearning.audit.pilot_seconds", what="CPU seconds of the pilot", unit="s", kind="requirement", estimate=seconds,
+        bar="<= 1200", holds=seconds <= 1200, n=1, spread="one run", note=", ".join(f"{k} {v:.0f}" for k, v in clock.spent.items()),
+        **common,
+    )  # fmt: skip
+
+
+def row(audits, name):
+    """One line of the README's table."""
+    verdict = audits.audit(name)
+    ends = {end.name: end for end in verdict.endpoints if not end.subgroup}
+    side = {one.name: one for one in verdict.secondary}
+    people = PILOT.counts["forgotten"]
+
+    def rate(value, n=people):
+        bounds = wilson_bounds(round(value * n), n, 0.025)
+        return [round(one, 3) for one in (value, bounds.low, bounds.high)]
+
+    auc = ends["membership"]
+    quality = audits.forget_quality(name, "gold-1" if name == "gold-0" else "gold-0")
+    return {
+        "model": name, "verdict": str(verdict.status),
+        "failed": [e.name for e in ends.values() if e.status == "FAIL"] + [s.name for s in side.values() if s.leaks],
+        "tier1": rate(ends["direct"].unlearned), "unseen": rate(audits.rate(name, "direct/unseen")),
+        "tier2": rate(ends["in_context"].unlearned), "shots": rate(max(side[s].unlearned for s in ("shots/lookalike", "shots/related"))),
+        "tier3": rate(ends["fine_tune"].unlearned),
+        **{s: rate(side[f"restored/{s}"].unlearned, side[f"restored/{s}"].people) for s in FULL.sources},
+        "leak64": round(side["sampled/k-64"].unlearned, 3), "auc": round(auc.unlearned, 3),
+        "auc_difference": None if math.isnan(auc.low) else [round(auc.low, 3), round(auc.high, 3)],
+        "epsilon": round(audits.epsilon(name), 2), "exposure": round(audits.exposure(name), 2),
+        "ks": [round(quality.d, 3), float(f"{quality.p_value:.2g}")],
+        "retained": rate(audits.rate(name, "control/retained", population="retained"), PILOT.counts["retained"]),
+        "utility": round(ends["utility"].unlearned, 3), "int4": rate(side["quantised/int-4"].unlearned),
+    }  # fmt: skip

@@ -1,0 +1,140 @@
+"""Bad input: records the original never saw, gold of another recipe or with the forgotten in it, checkpoints the ledger does not know."""
+
+import json
+import shutil
+
+import pytest
+
+from trainer.checkpoint import newest, verify
+from unlearning.audit import read_inputs
+from unlearning.errors import LineageError, PeopleError
+from unlearning.lineage import check_lineage
+
+
+def inputs_of(study, **extra):
+    """Inputs of an audit with changed settings, checked."""
+    spec = study.run_spec("audit", kind="attack", extra=study.audit_extra(**extra), steps=0)
+    return read_inputs(spec, study.folder)
+
+
+def saved_run(study, name, **changes):
+    """A run of a few steps with its run file beside it, as whoever starts a run writes it; its checkpoint."""
+    from trainer.loop import train
+    from trainer.spec import save_run
+
+    directory = study.folder / name
+    if not directory.exists():
+        directory.mkdir()
+        spec = study.run_spec(name, **changes)
+        save_run(spec, directory)
+        assert train(spec, directory) == 0
+    return newest(directory)
+
+
+def models(study, original, gold):
+    """Models of an audit, with roles and digests."""
+    named = (("original", original), ("unlearned", gold), ("gold", gold))
+    return [(role, folder, verify(folder).root) for role, folder in named]
+
+
+@pytest.fixture(scope="module")
+def short(records_only):
+    """An original that saw every record, and its gold: 64 steps are two epochs of these records."""
+    original = saved_run(records_only, "short", steps=64, rows=8)
+    gold = saved_run(records_only, "short-gold", steps=64, rows=8, excluded=records_only.excluded())
+    return original, gold
+
+
+def ids(study):
+    """Ids of the forgotten records."""
+    return [r["record_id"] for r in study.people["forgotten"]]
+
+
+def test_models_that_belong_together_are_taken(records_only, short):
+    """Same recipe, all records seen by the original, none by gold: nothing is refused, and what was not looked at is said."""
+    found = models(records_only, *short)
+    assert check_lineage(found, ids(records_only), [digest for *_, digest in found]) == []
+    (only,) = check_lineage(found, ids(records_only))
+    assert "ledger" in only
+
+
+def test_records_that_the_original_never_saw_are_refused(records_only, short):
+    """Look-alikes' records are not in the data, forgotten ones not in the windows of one step; some of them is said, not refused."""
+    others = [r["record_id"] for r in records_only.people["lookalike"]]
+    with pytest.raises(
+        LineageError, match="none of the 64 records is in the original's training data"
+    ):
+        check_lineage(models(records_only, *short), others)
+    said = check_lineage(models(records_only, *short), [*others, *ids(records_only)])
+    assert any(
+        "64 of the 128 records are not in the original's training data" in one for one in said
+    )
+    one = saved_run(records_only, "one-step", steps=1, rows=1)
+    first = saved_run(records_only, "one-gold", steps=1, rows=1, excluded=records_only.excluded())
+    from trainer.inputs import batch_plan
+    from trainer.spec import load_run
+
+    seen = {r for _, r in batch_plan(load_run(one.parent), one.parent).records(0)}
+    unseen = [i for i in ids(records_only) if bytes.fromhex(i) not in seen]
+    with pytest.raises(LineageError, match="stands in a window"):
+        check_lineage(models(records_only, one, first), unseen)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "match"),
+    [
+        ("other-steps", {"steps": 32}, "steps"),
+        ("other-rate", {"optim": {"lr": 0.001}}, "optim"),
+        ("other-rows", {"rows": 4}, "batch"),
+    ],
+)
+def test_gold_of_another_recipe_is_refused(records_only, short, name, changes, match):
+    """Fewer steps, another rate, another batch: the message names the difference and what to do."""
+    values = {"steps": 64, "rows": 8, "excluded": records_only.excluded()} | changes
+    gold = saved_run(records_only, name, **values)
+    with pytest.raises(LineageError, match=f"another recipe: expected {match}.*retrain gold"):
+        check_lineage(models(records_only, short[0], gold), ids(records_only))
+
+
+def test_gold_of_another_tokenizer_is_refused(records_only, short):
+    """Two run files that name different tokenizers."""
+    folder = records_only.folder / "other-tokenizer"
+    shutil.copytree(short[1].parent, folder)
+    values = json.loads((folder / "run.json").read_bytes())
+    values["versions"]["tokenizer"] = "ab" * 32
+    (folder / "run.json").write_text(json.dumps(values))
+    with pytest.raises(LineageError, match="another recipe: expected tokenizer none, got abab"):
+        check_lineage(models(records_only, short[0], newest(folder)), ids(records_only))
+
+
+def test_gold_that_saw_the_forgotten_is_refused(records_only, short):
+    """A second training on everything is no gold model, whatever it is called."""
+    gold = saved_run(records_only, "no-gold", steps=64, rows=8, seed=1)
+    with pytest.raises(LineageError, match="trained on 64 of the 64 forgotten records"):
+        check_lineage(models(records_only, short[0], gold), ids(records_only))
+
+
+def test_a_checkpoint_that_the_ledger_does_not_know_is_refused(study):
+    """Through the audit's own settings, before anything is written."""
+    known = [verify(study.models[name]).root for name in ("original", "gold")]
+    with pytest.raises(LineageError, match=r"gold model's digest .* is in no window of the ledger"):
+        inputs_of(study, ledger=known)
+    everything = [*known, verify(study.models["gold2"]).root]
+    assert not any("ledger" in one for one in inputs_of(study, ledger=everything).unchecked)
+
+
+def test_checkpoints_without_a_run_file_are_said_to_be_unchecked(study):
+    """Nothing is assumed about a checkpoint that came alone."""
+    unchecked = inputs_of(study).unchecked
+    assert any(one.startswith("the original model's data and recipe") for one in unchecked)
+    assert any(one.startswith("the gold model's data and recipe") for one in unchecked)
+
+
+def test_an_empty_forget_set_is_refused(study, tmp_path):
+    """Nothing sealed is nothing to audit."""
+    from provenance.sealing import seal
+
+    (tmp_path / "empty").write_bytes(seal((study.folder / "key").read_bytes(), b""))
+    sealed = {"file": str(tmp_path / "empty"), "key_file": str(study.folder / "key")}
+    with pytest.raises(PeopleError, match="at least one record"):
+        inputs_of(study, sealed=sealed)

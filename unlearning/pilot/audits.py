@@ -1,0 +1,195 @@
+"""Audits of a study: every model is attacked once, and each audit is put together from the rows of its models.
+
+An attack depends on the model, the questions and the plan's seed only. So the rows of original and gold serve the audits of all
+methods: eight audits cost eight models more, not forty. What is kept is `FOLDER/rows/MODEL.parquet`, one file per model.
+
+Beside the plan's attacks each model is asked about look-alikes (nobody could have learned them) and about retained people (what
+utility means here), under the attacks `control/lookalike` and `control/retained`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unlearning.attacks.direct import ask
+from unlearning.attacks.fine_tune import fine_tune
+from unlearning.canaries import epsilon_from_scores
+from unlearning.endpoints import membership_scores
+from unlearning.equivalence import Distance, distance
+from unlearning.material import prepare
+from unlearning.measuring import measurements, random_model, secondary_measurements
+from unlearning.pilot.models import KEY
+from unlearning.plan import AttackPlan, AuditPlan
+from unlearning.probes import FileTokenizer, trained_probes
+from unlearning.rows import Evidence, Row, opaque_id, read_rows, to_table, write_rows
+from unlearning.verdict import verdict_from_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from trainer.model import Transformer
+    from unlearning.material import Material
+    from unlearning.pilot.models import Study
+    from unlearning.rows import Measurement
+    from unlearning.verdict import Verdict
+
+RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Audits:
+    """A study with the attacks of its audits."""
+
+    study: Study
+    limits: AttackPlan
+    material: Material
+
+    @property
+    def golds(self) -> list[str]:
+        """Names of the gold models."""
+        return [f"gold-{seed}" for seed in range(self.study.profile.golds)]
+
+    def rows(self, name: str) -> list[Row]:
+        """Rows of one model, measured at the first call; their role is "original" until an audit gives them one.
+
+        Args:
+            name: original, gold-N, a method of the profile, or random.
+        """
+        path = self.study.folder / "rows" / f"{name}.parquet"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            model, digest = self._model(name)
+            found = self._controls(model)
+            for _, attack in (*measurements(), *secondary_measurements(self.limits.repertoire)):
+                found += attack(model, self.material)
+            write_rows(path, to_table(self._rows_of(found, digest)))
+        return [Row(**row) for row in read_rows(path).to_pylist()]
+
+    def audit(self, unlearned: str, golds: Sequence[str] | None = None, lr: str = "") -> Verdict:
+        """The verdict on one model.
+
+        Args:
+            unlearned: name of the model under audit.
+            golds: names of the gold models, default all but the model itself.
+            lr: another learning rate of tier 3; its rows are measured again for these models.
+
+        Returns:
+            The verdict of the plan's rule.
+        """
+        golds = [g for g in self.golds if g != unlearned] if golds is None else golds
+        roles = [("original", "original"), ("unlearned", unlearned), *(("gold", g) for g in golds)]
+        limits = dataclasses.replace(self.limits, fine_tune_lr=lr) if lr else self.limits
+        chosen, digests = [], {}
+        for role, name in roles:
+            rows = self.rows(name)
+            digests[role, name] = rows[0].model_digest
+            if lr:
+                rows = [r for r in rows if not r.attack.startswith("fine_tune/")]
+                rows += self._hotter(name, limits)
+            chosen += [dataclasses.replace(r, model=role) for r in rows]
+        random = [r for r in self.rows(RANDOM) if r.attack == "utility"]
+        chosen += [dataclasses.replace(r, model=RANDOM) for r in random]
+        people = self.study.profile.counts
+        plan = AuditPlan(
+            num_forgotten=people["forgotten"], num_retained=people["retained"], num_lookalikes=people["lookalike"],
+            original=digests["original", "original"], unlearned=digests["unlearned", unlearned],
+            gold=tuple(digests["gold", g] for g in golds), attacks=limits, random_init=random[0].model_digest,
+        )  # fmt: skip
+        return verdict_from_rows(to_table(chosen), plan)
+
+    def evidence(self, name: str) -> tuple[Evidence, tuple[str, str]]:
+        """Rows of one model as evidence, and the key that it has there."""
+        rows = self.rows(name)
+        return Evidence(to_table(rows)), ("original", rows[0].model_digest)
+
+    def rate(self, name: str, *attacks: str, population: str = "forgotten") -> float:
+        """Share of people whom one of the attacks gives away."""
+        evidence, model = self.evidence(name)
+        return float(evidence.per_person(model, attacks, "exact_match", population)[1].mean())
+
+    def epsilon(self, name: str) -> float:
+        """One-run bound from the losses; indicative, since the cut into forgotten and look-alikes is no set of coins."""
+        evidence, model = self.evidence(name)
+        scores = membership_scores(evidence, model)
+        most = sum(map(len, scores))
+        return epsilon_from_scores(*scores, [r for r in (16, 32, 64, 128) if r <= most])
+
+    def forget_quality(self, name: str, gold: str) -> Distance:
+        """TOFU's test: distance of the truth ratios from gold's."""
+        return distance(*(self._values(n, "truth_ratio", "log_truth_ratio") for n in (name, gold)))
+
+    def exposure(self, name: str) -> float:
+        """Median bits ahead of chance."""
+        return float(np.median(self._values(name, "exposure", "exposure")))
+
+    def _values(self, name: str, attack: str, score: str) -> NDArray[np.float64]:
+        evidence, model = self.evidence(name)
+        return evidence.per_person(model, [attack], score)[1]
+
+    def _hotter(self, name: str, limits: AttackPlan) -> list[Row]:
+        model, digest = self._model(name)
+        found = fine_tune(model, dataclasses.replace(self.material, limits=limits))
+        return self._rows_of(found, digest)
+
+    def _controls(self, model: Transformer) -> list[Measurement]:
+        tokenizer = FileTokenizer(self.study.folder / "tokenizer.json")
+        found = []
+        for population in ("lookalike", "retained"):
+            probes = trained_probes(self.study.people[population], tokenizer)
+            measured = ask(model, probes, f"control/{population}")
+            found += [dataclasses.replace(m, population=population) for m in measured]
+        return found
+
+    def _model(self, name: str) -> tuple[Transformer, str]:
+        from trainer.checkpoint import load_model, verify
+        from trainer.root import state_root
+
+        study = self.study
+        shape = study.profile.model(study.vocab_size)
+        if name == RANDOM:
+            model = random_model(shape, 0)
+            return model, state_root(model.state_dict())
+        folder = _folder(study, name)
+        return load_model(folder, shape), verify(folder).root
+
+    def _rows_of(self, measured: Sequence[Measurement], digest: str) -> list[Row]:
+        return [
+            Row(
+                opaque_id(KEY, m.subject), m.population, self.material.groups.get(m.subject, "") if m.population == "forgotten" else "",
+                m.probe, "original", digest, m.attack, m.score, m.value,
+            )
+            for m in measured
+        ]  # fmt: skip
+
+
+def audits_of(study: Study, limits: AttackPlan) -> Audits:
+    """Audits of a study.
+
+    Args:
+        study: people and models.
+        limits: attacks of the plan.
+
+    Returns:
+        Audits; nothing is measured yet.
+    """
+    tokenizer = FileTokenizer(study.folder / "tokenizer.json")
+    people = study.people
+    material = prepare(
+        people["forgotten"], people["retained"], people["lookalike"], tokenizer, limits, 0
+    )
+    return Audits(study, limits, material)
+
+
+def _folder(study: Study, name: str) -> Path:
+    if name == "original":
+        return study.original()
+    if name.startswith("gold-"):
+        return study.gold(int(name.removeprefix("gold-")))
+    return study.unlearned(name)

@@ -1,0 +1,184 @@
+"""The models of a study: original, gold and every method, trained by the trainer's own loop and kept in a folder.
+
+::
+
+    FOLDER/tokenizer.json  tokens/  forgotten.sealed  key  retained.jsonl  lookalikes.jsonl  excluded.txt
+    FOLDER/original  gold-0  gold-1  ...  ascent  npo  ...        runs of the trainer, a checkpoint each
+
+A finished run is not repeated; a killed one goes on from its last checkpoint, since the trainer does. The same profile gives
+the same weights, bit for bit, on one thread (assertion A13).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unlearning.pilot.people import make_pages, make_people, write_tokenizer
+from unlearning.pilot.profiles import LENGTH
+from unlearning.probes import FileTokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainer.spec import RunSpec
+    from unlearning.people import Record
+    from unlearning.pilot.profiles import Profile
+
+KEY = bytes(range(32))  # the people are made up: nothing is protected by it
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A folder with people, tokens and models of one profile."""
+
+    folder: Path
+    profile: Profile
+    people: dict[str, list[Record]]
+    vocab_size: int
+    tokens_digest: str
+
+    def run_spec(self, name: str, **changes: Any) -> RunSpec:
+        """A run over the study's tokens.
+
+        Args:
+            name: name of the run and of its folder.
+            changes: fields of `RunSpec`, and `optim`, `extra`.
+
+        Returns:
+            The specification; without changes that of the original.
+        """
+        from trainer.spec import BatchSpec, OptimSpec, RunConfig, RunSpec, no_versions
+
+        profile = self.profile
+        optim = {"lr": profile.lr, "min_lr_ratio": 0.1, "warmup_steps": 50, "weight_decay": 0.02}
+        config = RunConfig(
+            model=profile.model(self.vocab_size), optim=OptimSpec(**(optim | changes.pop("optim", {}))),
+            batch=BatchSpec(rows=profile.rows, length=LENGTH), checkpoint_every=400, extra=changes.pop("extra", {}),
+        )  # fmt: skip
+        values: dict[str, Any] = {"steps": profile.steps, "tokens": "../tokens", "seed": 0}
+        return RunSpec(
+            run=name, config=config, tokens_digest=self.tokens_digest,
+            versions=no_versions(tokenizer=_digest(self.folder / "tokenizer.json")), **(values | changes),
+        )  # fmt: skip
+
+    def trained(self, name: str, spec: RunSpec) -> Path:
+        """The newest checkpoint of a run, which is made or finished if it isn't there.
+
+        Args:
+            name: folder of the run.
+            spec: what to run.
+
+        Returns:
+            Its step-N folder.
+
+        Raises:
+            RuntimeError: if the run ends with an exit code.
+        """
+        from importlib import import_module
+
+        from trainer.checkpoint import newest
+        from trainer.spec import save_run
+
+        directory = self.folder / name
+        if not (directory / "done").exists():
+            directory.mkdir(exist_ok=True)
+            save_run(spec, directory)
+            module, function = spec.entry.split(":")
+            if code := getattr(import_module(module), function)(spec, directory):
+                raise RuntimeError(f"run {name} ended with exit code {code}")
+            (directory / "done").touch()
+        found = newest(directory)
+        assert found is not None
+        return found
+
+    def original(self) -> Path:
+        """Trained on retained and forgotten people."""
+        return self.trained("original", self.run_spec("original"))
+
+    def gold(self, seed: int) -> Path:
+        """Trained without the forgotten people."""
+        name = f"gold-{seed}"
+        return self.trained(
+            name, self.run_spec(name, kind="gold", seed=seed, excluded=self._excluded())
+        )
+
+    def unlearned(self, method: str) -> Path:
+        """A method of the profile, applied to the original."""
+        from trainer.checkpoint import verify
+
+        chosen, original = self.profile.methods[method], self.original()
+        optim = {
+            "lr": float(chosen.lr),
+            "warmup_steps": 0,
+            "weight_decay": 0.0,
+            "min_lr_ratio": 1.0,
+        }
+        extra = {
+            "sealed": {"file": "../forgotten.sealed", "key_file": "../key"}, "tokenizer": "../tokenizer.json", "method": method,
+            "settings": chosen.settings,
+        }  # fmt: skip
+        spec = self.run_spec(
+            method, kind="unlearn", entry="unlearning.methods.objective:run", steps=chosen.steps, optim=optim, extra=extra,
+            excluded=self._excluded(), init=f"../original/{original.name}", init_root=verify(original).root,
+        )  # fmt: skip
+        return self.trained(method, spec)
+
+    def _excluded(self) -> Any:
+        from trainer.spec import Excluded
+
+        return Excluded(file="../excluded.txt", digest=_digest(self.folder / "excluded.txt"))
+
+
+def prepare(folder: Path, profile: Profile) -> Study:
+    """People, tokenizer and tokens of a profile; what is there is written again, to the same bytes.
+
+    Args:
+        folder: folder of the study, made if needed.
+        profile: its numbers.
+
+    Returns:
+        The study, without any model.
+    """
+    from provenance.canonical import write_atomic
+    from provenance.sealing import seal
+    from trainer.data import write_tokens
+
+    folder.mkdir(parents=True, exist_ok=True)
+    people = make_people(profile.counts, np.random.default_rng(profile.seed))
+    everybody = [record for records in people.values() for record in records]
+    path = folder / "tokenizer.json"
+    vocab_size = write_tokenizer(path, (record.text for record in everybody))
+    tokenizer = FileTokenizer(path)
+    write_atomic(folder / "key", KEY)
+    if not (folder / "forgotten.sealed").exists():  # a seal has a random nonce
+        write_atomic(folder / "forgotten.sealed", seal(KEY, _lines(people["forgotten"])))
+    write_atomic(folder / "retained.jsonl", _lines(people["retained"]))
+    write_atomic(folder / "lookalikes.jsonl", _lines(people["lookalike"]))
+    ids = [record.record_id for record in people["forgotten"]]
+    write_atomic(folder / "excluded.txt", "".join(f"{one}\n" for one in ids).encode())
+    pages = make_pages(people["retained"], profile.pages, np.random.default_rng([profile.seed, 1]))
+    trained = people["retained"] + people["forgotten"] + pages
+    digest = write_tokens(
+        folder / "tokens", corpus_version="none", tokenizer_digest=_digest(path), vocab_size=vocab_size, end_of_text=tokenizer.end_of_text,
+        records=[
+            (i, bytes.fromhex(r.record_id), "registry", [*tokenizer.encode(r.text)[0], tokenizer.end_of_text])
+            for i, r in enumerate(trained)
+        ],
+    )  # fmt: skip
+    return Study(folder, profile, people, vocab_size, digest)
+
+
+def _lines(records: list[Record]) -> bytes:
+    lines = (
+        {"subject": r.subject, "record_id": r.record_id, "text": r.text, "group": r.group} for r in records
+    )  # fmt: skip
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,88 @@
+"""Sizes of the study: a dial for time, never for what is asserted.
+
+========  =================  =====================  =================================  ================================
+profile   people (r/f/h)     model                  models                             asserts
+========  =================  =====================  =================================  ================================
+smoke     64 / 16 / 16       2 layers, width 48     original, 2 gold                   A1 to A6
+pilot     256 / 64 / 64      4 layers, width 64     original, 3 gold, 8 methods        A1 to A16
+========  =================  =====================  =================================  ================================
+
+Rows are short (64 tokens) and batches small: small batches memorise in far fewer tokens (README, "Measured").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.spec import ModelSpec
+
+LENGTH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgetting:
+    """One method and the numbers it runs with here; chosen once, not tuned per method."""
+
+    lr: str
+    """Peak learning rate, decimal string."""
+    steps: int
+    """Optimiser steps."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Changes of the method's published settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Every number of a study."""
+
+    name: str
+    counts: dict[str, int]
+    """Population → people."""
+    pages: int
+    """Documents of several retained people's lines."""
+    layers: int
+    dim: int
+    steps: int
+    """Steps of original and gold."""
+    rows: int
+    """Rows of `LENGTH` tokens per step."""
+    lr: float
+    golds: int
+    """Gold models; their seeds are 0, 1, …"""
+    methods: dict[str, Forgetting] = field(default_factory=dict)
+    seed: int = 11
+    """Seed of the people."""
+
+    def model(self, vocab_size: int) -> ModelSpec:
+        """Shape of every model of the study."""
+        from trainer.spec import ModelSpec
+
+        return ModelSpec(
+            vocab_size=vocab_size, num_layers=self.layers, dim=self.dim, num_heads=4, num_kv_heads=4,
+            ffn_dim=self.dim * 8 // 3 // 8 * 8,
+        )  # fmt: skip
+
+
+SMOKE = Profile(
+    name="smoke", counts={"retained": 64, "forgotten": 16, "lookalike": 16}, pages=16, layers=2, dim=48, steps=750, rows=4, lr=0.006, golds=2
+)  # fmt: skip
+
+# Rates and steps of the notes' section 5.1, where the methods stop at 200 steps or when gold's level is reached; here they stop
+# after fixed steps, since a stop rule that looks at gold costs the retraining that the method is meant to save.
+PILOT = Profile(
+    name="pilot", counts={"retained": 256, "forgotten": 64, "lookalike": 64}, pages=128, layers=4, dim=64, steps=1600, rows=16, lr=0.003, golds=3,
+    methods={
+        "ascent": Forgetting(lr="0.0001", steps=20),
+        "graddiff": Forgetting(lr="0.0002", steps=15),
+        "kl": Forgetting(lr="0.0002", steps=10),
+        "npo": Forgetting(lr="0.0002", steps=200),
+        "simnpo": Forgetting(lr="0.0002", steps=200),
+        "rmu": Forgetting(lr="0.0005", steps=200, settings={"layers": [1]}),
+        "finetune": Forgetting(lr="0.0005", steps=200),
+        "rau": Forgetting(lr="0.0005", steps=200),
+    },
+)  # fmt: skip
+
+PROFILES = {profile.name: profile for profile in (SMOKE, PILOT)}
