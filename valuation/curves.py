@@ -26,7 +26,7 @@ import numpy as np
 
 from valuation.errors import EvaluationError
 from valuation.evaluation import LEVEL, Estimate
-from valuation.subsets import retrain_subsets
+from valuation.subsets import retrain_subsets, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +132,7 @@ def paired(
     return Estimate(mean, mean - half, mean + half, level)
 
 
-def curve(
+def curve(  # noqa: PLR0913 - one retraining has that many parts
     setting: Setting,
     value_N: NDArray[np.float64],
     arm: Arm,
@@ -141,18 +141,20 @@ def curve(
     directory: Path,
     *,
     mode: Literal["remove", "add"] = "remove",
+    index_N: NDArray[np.int64] | None = None,
     jobs: int = 1,
 ) -> Curve:
     """Retrain along a removal or addition curve.
 
     Args:
         setting: what all retrainings share.
-        value_N: value of each record of the store, positive helps.
+        value_N: value of each record, positive helps.
         arm: who goes (or comes) first.
         shares: of the records, in 0..1.
         seeds: one curve each; the random arm draws another order per seed.
         directory: folder of the bank.
         mode: remove or add.
+        index_N: places of the valued records in the store, which are then all there are; None = every record is valued.
         jobs: processes.
 
     Returns:
@@ -163,10 +165,17 @@ def curve(
         for seed in seeds
     ]
     seed_M = [seed for seed in seeds for _ in shares]
-    losses = retrain_subsets(setting, np.concatenate(subsets), seed_M, directory, jobs)
+    member_MN = _in_store(setting, np.concatenate(subsets), index_N)
+    losses = retrain_subsets(setting, member_MN, seed_M, directory, jobs)
     return Curve(
         np.asarray(shares, dtype=np.float64), losses.mean_M.reshape(len(seeds), len(shares))
     )
+
+
+def _in_store(
+    setting: Setting, member_MN: NDArray[np.bool_], index_N: NDArray[np.int64] | None
+) -> NDArray[np.bool_]:
+    return member_MN if index_N is None else spread(member_MN, index_N, setting.stores()[0].size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +235,7 @@ class TopRemoval:
     """Records removed."""
 
 
-def remove_top(
+def remove_top(  # noqa: PLR0913 - the same
     setting: Setting,
     scores_QN: NDArray[np.float64],
     share: float,
@@ -234,17 +243,21 @@ def remove_top(
     directory: Path,
     *,
     random_sets: int = 8,
+    index_N: NDArray[np.int64] | None = None,
+    query_index_Q: NDArray[np.int64] | None = None,
     jobs: int = 1,
 ) -> TopRemoval:
     """Retrain without each query's top records, and without random ones.
 
     Args:
         setting: what all retrainings share.
-        scores_QN: row q belongs to live record q of the target.
+        scores_QN: row q belongs to live record q of the target, or to the one that `query_index_Q` names.
         share: of the records to remove, at least one record.
         seed: of the retrainings.
         directory: folder of the bank.
         random_sets: random removals that every query is compared with.
+        index_N: places of the scored records in the store, which are then all there are; None = every record is scored.
+        query_index_Q: index in the target of each row of scores; None = its live records in their order.
         jobs: processes.
 
     Returns:
@@ -260,7 +273,9 @@ def remove_top(
     drawn = np.stack([generator.permutation(num_records)[:removed] for _ in range(random_sets)])
     member_MN = np.ones((num_queries + random_sets, num_records), dtype=bool)
     np.put_along_axis(member_MN, np.concatenate([tops, drawn]), values=False, axis=1)
-    losses = retrain_subsets(setting, member_MN, seed, directory, jobs)
+    losses = retrain_subsets(setting, _in_store(setting, member_MN, index_N), seed, directory, jobs)
+    if query_index_Q is not None:
+        losses = losses.of(query_index_Q)
     if len(losses.tokens_Q) != num_queries:
         raise EvaluationError(
             f"scores: expected one row per target record ({len(losses.tokens_Q)}), got {num_queries}"

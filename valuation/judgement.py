@@ -1,42 +1,112 @@
 """The judge that runs with every valuation: one call from scores to a verdict on them.
 
-    scores ── are they of these records, queries and tokens? ──▶ LDS against M retrained subsets, beside BM25's and a random draw's
+    scores ── are they of these records, queries and tokens? ──▶ LDS against retrained subsets, beside baselines and a random draw
+                                                             ├▶ how far any score could come: the ceiling, with 2 or more seeds
                                                              ├▶ loss without each query's top records, against random ones
+                                                             ├▶ removal and addition curves on a second held-out set
                                                              └▶ which records' values are distinct from zero
+
+**The population is who was scored.** Scores of a sample are held against trainings on halves of that sample: a record that no
+retraining could read can't be wrong, and a record that all retrainings read can't be right. Values are judged as they are
+published: weighted by the queries' tokens.
 
 Scores of other data are refused by name of what differs, and so is a target that stands in the training data: a text that was
 trained on is foretold by looking it up. A method that isn't distinct from BM25 on this corpus is not worth its cost here, and
-the verdict says so.
+the verdict says so. Under `MIN_SUBSETS` subsets there is no verdict but INCONCLUSIVE.
 
-Cost: M + Q + 8 small trainings, kept in the bank.
+The random control has an interval at `CONTROL_LEVEL`: it stops whoever relies on the judge, and at 95 % it would do so in one
+valuation of twenty without cause.
+
+Cost: subsets x seeds + queries + random sets + 6 x shares x curve seeds small trainings, kept in the bank.
+
+Legend: Q queries, N scored records, M subsets, R seeds, F shares.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from valuation.curves import TopRemoval, remove_top
+from valuation.curves import TopRemoval, curve, remove_top
 from valuation.errors import EvaluationError
 from valuation.evaluation import (
+    LEVEL,
     Estimate,
     RecordValues,
+    Reliability,
     lds,
     lds_difference,
+    predicted,
     record_values,
+    reliability,
 )
 from valuation.influence.baselines import bm25, random
-from valuation.influence.scores import Scores, TokenSet
-from valuation.subsets import Setting, random_subsets, retrain_subsets
+from valuation.influence.scores import TELLING, Scores, TokenSet
+from valuation.subsets import Setting, random_subsets, retrain_subsets, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from valuation.curves import Arm, Curve
+
 MIN_SUBSETS = 10
+"""Fewer can't be ranked into a verdict: of 9, one swap moves a rank correlation by up to 0.1."""
+CONTROL_LEVEL = 0.999
+BM25, CONTROL = "bm25", "random"
+ARMS: tuple[Arm, ...] = ("top", "bottom", "random")
+Mode = Literal["remove", "add"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much a judge may retrain; whole numbers, so that a run can name them."""
+
+    subsets: int = 60
+    """Half subsets, >= 2; under `MIN_SUBSETS` the verdict stays open."""
+    seeds: int = 1
+    """Retrainings of each subset, >= 1; with 2 or more there is a ceiling."""
+    top_percent: int = 1
+    """Share of the records that the top removal takes away."""
+    top_queries: int | None = None
+    """Queries whose top records are removed; None = all, 0 = the measure is off."""
+    random_sets: int = 8
+    """Random removals beside them, >= 1."""
+    curve_percents: tuple[int, ...] = ()
+    """Shares along the removal and addition curves; none = they are off."""
+    curve_seeds: int = 3
+    """Seeds of each curve, >= 1; one has no interval."""
+    draws: int = 1000
+    """Of the bootstrap, >= 1."""
+
+    def __post_init__(self) -> None:
+        least = {"subsets": 2, "seeds": 1, "random_sets": 1, "curve_seeds": 1, "draws": 1}
+        short = {name: getattr(self, name) for name in least if getattr(self, name) < least[name]}
+        shares = (self.top_percent, *self.curve_percents)
+        if short or not all(0 < share < 100 for share in shares):
+            raise EvaluationError(
+                f"effort: expected at least {least} and shares within 1 .. 99 %, got {short} and {list(shares)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """A curve in its three arms."""
+
+    mode: Mode
+    """Removed from all, or added to nobody."""
+    curves: dict[Arm, Curve]
+    """Most valued first, least valued first, any order."""
+
+    def against_random(self, arm: Arm) -> list[Estimate]:
+        """How much higher the loss of an arm is than the random arm's at each share, paired by seed."""
+        mine, blind = self.curves[arm], self.curves["random"]
+        return [mine.difference(blind, float(share)) for share in mine.share_F]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,79 +117,128 @@ class Judgement:
     """The method that was judged."""
     lds: Estimate
     """Its linear datamodeling score."""
-    bm25: Estimate
-    """BM25's, on the same retrainings."""
-    control: Estimate
-    """A random draw's; an interval without 0 says that the judge is broken."""
+    beside: dict[str, Estimate]
+    """LDS of everything else on the same retrainings: `BM25`, further baselines, and `CONTROL` last."""
     above_bm25: Estimate
     """LDS less BM25's, on the same draws."""
-    top: TopRemoval
-    """Removal of each query's top records."""
+    reliability: Reliability | None
+    """How far the losses agree with themselves under other seeds; None with one seed."""
+    top: TopRemoval | None
+    """Removal of each query's top records; None = off."""
+    arms: tuple[Arms, ...]
+    """Removal and addition curves; none = off."""
     values: RecordValues
-    """Mean over queries per record, with flags."""
-    num_subsets: int
-    """Retrainings behind the LDS."""
+    """Value per record as it is published, with flags."""
+    told: dict[str, NDArray[np.float64]]
+    """What each method foretells, [Q, M]: the rows that the numbers rest on."""
+    loss_RMQ: NDArray[np.float64]
+    """Measured losses."""
+    effort: Effort
+    """How much was retrained."""
     seed: int
-    """Of the retrainings."""
+    """Of subsets, retrainings, bootstrap and control."""
+
+    @property
+    def control(self) -> Estimate:
+        """A random draw's LDS at `CONTROL_LEVEL`; an interval without 0 says that the judge is broken."""
+        return self.beside[CONTROL]
+
+    @property
+    def bm25(self) -> Estimate:
+        """BM25's LDS."""
+        return self.beside[BM25]
 
     @property
     def verdict(self) -> str:
-        """INVALID (the control isn't 0), PASS (above 0 and above BM25), FAIL (below one of them), INCONCLUSIVE."""
-        if self.control.distinct:
-            return "INVALID"
-        if self.lds.low > 0 and self.above_bm25.low > 0:
-            return "PASS"
-        if self.lds.high < 0 or self.above_bm25.high < 0:
-            return "FAIL"
-        return "INCONCLUSIVE"
+        """See `verdict_of`."""
+        return verdict_of(self.effort.subsets, self.lds, self.above_bm25, self.control)
 
     def document(self) -> dict[str, Any]:
         """JSON without floats, for a result file that is hashed."""
-
-        def text(estimate: Estimate) -> dict[str, str]:
-            return {
-                name: f"{getattr(estimate, name):.6f}"
-                for name in ("estimate", "low", "high", "level")
-            }
-
-        return {
+        sizes = {
+            "records": len(self.values.value_N), "queries": self.loss_RMQ.shape[2], "subsets": self.effort.subsets, "seeds": self.effort.seeds,
+            "seed": self.seed, "draws": self.effort.draws, "distinct_from_zero": int(self.values.distinct_N.sum()),
+        }  # fmt: skip
+        return sizes | {
             "format": 1,
             "method": self.method,
             "verdict": self.verdict,
-            "lds": text(self.lds),
-            "bm25": text(self.bm25),
-            "control": text(self.control),
-            "above_bm25": text(self.above_bm25),
-            "top_gap": text(self.top.gap),
-            "top_removed": self.top.removed,
-            "records": len(self.values.value_N),
-            "distinct_from_zero": int(self.values.distinct_N.sum()),
-            "subsets": self.num_subsets,
-            "seed": self.seed,
-        }
+            "lds": _text(self.lds),
+            "beside": {name: _text(found) for name, found in self.beside.items()},
+            "above_bm25": _text(self.above_bm25),
+            "ceiling": "none" if self.reliability is None else f"{self.reliability.ceiling:.6f}",
+            "split_half": "none" if self.reliability is None else _text(self.reliability.split_half),
+            "top": "none" if self.top is None else _text(self.top.gap) | {"removed": self.top.removed, "queries": len(self.top.gap_Q)},
+            "curves": [_curves(arms) for arms in self.arms],
+        }  # fmt: skip
+
+
+def verdict_of(subsets: int, own: Estimate, above_bm25: Estimate, control: Estimate) -> str:
+    """INCONCLUSIVE (too few subsets to tell), INVALID (the control isn't 0), PASS (above 0 and above BM25), FAIL (below one), INCONCLUSIVE.
+
+    Args:
+        subsets: retrained half subsets.
+        own: LDS of the method.
+        above_bm25: the same less BM25's.
+        control: LDS of a random draw.
+    """
+    if subsets < MIN_SUBSETS:
+        return "INCONCLUSIVE"
+    if control.distinct:
+        return "INVALID"
+    if own.low > 0 and above_bm25.low > 0:
+        return "PASS"
+    if own.high < 0 or above_bm25.high < 0:
+        return "FAIL"
+    return "INCONCLUSIVE"
+
+
+def estimate_of(text: Mapping[str, str]) -> Estimate:
+    """An estimate from its form in a document."""
+    return Estimate(*(float(text[name]) for name in ("estimate", "low", "high", "level")))
+
+
+def _text(estimate: Estimate) -> dict[str, Any]:
+    return {name: f"{getattr(estimate, name):.6f}" for name in ("estimate", "low", "high", "level")}
+
+
+def _curves(arms: Arms) -> dict[str, Any]:
+    one = arms.curves["random"]
+    return {
+        "mode": arms.mode,
+        "percents": [round(100 * share) for share in one.share_F],
+        "loss": {
+            arm: [[f"{loss:.6f}" for loss in row] for row in found.loss_RF.tolist()]
+            for arm, found in arms.curves.items()
+        },
+        "against_random": {
+            arm: [_text(gap) for gap in arms.against_random(arm)] for arm in ("top", "bottom")
+        },
+    }
 
 
 def judge(
     scores: Scores,
     setting: Setting,
     directory: Path,
+    effort: Effort,
     *,
-    num_subsets: int = 60,
-    top_share: float = 0.01,
     seed: int = 0,
-    terms: Callable[[Sequence[int]], Sequence[Hashable]] | None = None,
+    test: Setting | None = None,
+    others: Mapping[str, NDArray[np.float64]] | None = None,
     jobs: int = 1,
 ) -> Judgement:
-    """Hold scores against retrained subsets.
+    """Hold scores against retrained subsets of the records that were scored.
 
     Args:
-        scores: of all live records of the training tokens, for all live records of the target.
+        scores: of all live records of the training tokens or of a sample, for any live records of the target.
         setting: what the retrainings share: tokens, model, optimiser.
         directory: folder of the bank.
-        num_subsets: half subsets to retrain, >= 10.
-        top_share: share of records that the top removal takes away.
+        effort: how much to retrain.
         seed: of subsets, retrainings, bootstrap and control.
-        terms: what a word is for BM25, see `valuation.influence.baselines`.
+        test: the same with the held-out set that curves are measured on; None = `setting`.
+        others: further methods' scores_QN for the same records and queries, such as baselines, by name; one called
+            `BM25` takes the place of BM25 over tokens, for a vocabulary whose tokens are no words.
         jobs: processes.
 
     Returns:
@@ -127,13 +246,66 @@ def judge(
 
     Raises:
         GradientError: scores of other records, queries or tokenizer.
-        EvaluationError: too few subsets, a tombstone among the records, or a target record that stands in the training data.
+        EvaluationError: a target record that stands in the training data, or scores of another shape.
+        ProxyError: records or queries that the tokens don't have.
     """
-    if num_subsets < MIN_SUBSETS:
-        raise EvaluationError(
-            f"num_subsets: expected at least {MIN_SUBSETS}, got {num_subsets}; a rank correlation over fewer says nothing"
-        )
-    train, queries = (TokenSet.of(store, setting.batch.length) for store in setting.stores())
+    train, queries = judged_sets(scores, setting)
+    size, records_N = setting.stores()[0].size, scores.train_index_N
+    generator = np.random.default_rng(seed)
+    half_MN = random_subsets(effort.subsets, len(records_N), 0.5, generator)
+    member_MN = np.concatenate([spread(half_MN, records_N, size)] * effort.seeds)
+    seed_M = [seed + again for again in range(effort.seeds) for _ in half_MN]
+    found = retrain_subsets(setting, member_MN, seed_M, directory, jobs).of(scores.query_index_Q)
+    loss_RMQ = found.nll_MQ.reshape(effort.seeds, effort.subsets, -1)
+    loss_MQ = loss_RMQ.mean(0)
+    methods = {scores.method: scores.scores_QN, BM25: bm25(train, queries).scores_QN}
+    methods |= {**(others or {}), CONTROL: random(train, queries, generator).scores_QN}
+
+    def judged(name: str) -> Estimate:
+        level = CONTROL_LEVEL if name == CONTROL else LEVEL
+        draw = np.random.default_rng(seed)
+        return lds(methods[name], half_MN, loss_MQ, draw, effort.draws, level).lds
+
+    estimates = {name: judged(name) for name in methods}
+    labels_Q = queries.labels_N.astype(np.float64)
+    return Judgement(
+        method=scores.method,
+        lds=estimates.pop(scores.method),
+        beside=estimates,
+        above_bm25=lds_difference(
+            scores.scores_QN, methods[BM25], half_MN, loss_MQ, np.random.default_rng(seed), effort.draws
+        ),
+        reliability=reliability(loss_RMQ, np.random.default_rng(seed), effort.draws) if effort.seeds > 1 else None,
+        top=_top(scores, setting, directory, effort, seed, jobs),
+        arms=_arms(scores, test or setting, directory, effort, seed, jobs),
+        values=record_values(scores.scores_QN / labels_Q[:, None], labels_Q),
+        told={name: predicted(scores_QN, half_MN) for name, scores_QN in methods.items()},
+        loss_RMQ=loss_RMQ,
+        effort=effort,
+        seed=seed,
+    )  # fmt: skip
+
+
+def judged_sets(scores: Scores, setting: Setting) -> tuple[TokenSet, TokenSet]:
+    """The scored records and queries as the bank's tokens have them.
+
+    Args:
+        scores: scores.
+        setting: names the tokens.
+
+    Raises:
+        GradientError: they are not those that the scores are bound to.
+        EvaluationError: a query stands among the records.
+    """
+    store, target = setting.stores()
+    for what, index, size in (
+        ("records", scores.train_index_N, store.size), ("queries", scores.query_index_Q, target.size)
+    ):  # fmt: skip
+        if len(index) and not 0 <= index.min() <= index.max() < size:
+            raise EvaluationError(f"{what}: expected indices in 0 .. {size - 1}, got {index.max()}")
+    length = setting.batch.length
+    train = TokenSet.of(store, length, scores.train_index_N)
+    queries = TokenSet.of(target, length, scores.query_index_Q)
     scores.require(
         replace(
             scores.binding, tokens_digest=train.digest(), query_digest=queries.digest(),
@@ -141,31 +313,41 @@ def judge(
         )
     )  # fmt: skip
     refuse_overlap(train, queries)
-    size = setting.stores()[0].size
-    if size != len(train.records):
-        raise EvaluationError(
-            f"records: expected tokens without erased records, got {size - len(train.records)} of them; rebuild the tokens"
+    return train, queries
+
+
+def _top(
+    scores: Scores, setting: Setting, directory: Path, effort: Effort, seed: int, jobs: int
+) -> TopRemoval | None:
+    if effort.top_queries == 0:
+        return None
+    chosen = slice(effort.top_queries)  # the queries are a random sample already
+    return remove_top(
+        setting, scores.scores_QN[chosen], effort.top_percent / 100, seed, directory, random_sets=effort.random_sets,
+        index_N=scores.train_index_N, query_index_Q=scores.query_index_Q[chosen], jobs=jobs,
+    )  # fmt: skip
+
+
+def _arms(
+    scores: Scores, setting: Setting, directory: Path, effort: Effort, seed: int, jobs: int
+) -> tuple[Arms, ...]:
+    if not effort.curve_percents:
+        return ()
+    shares = [percent / 100 for percent in effort.curve_percents]
+    seeds = [seed + again for again in range(effort.curve_seeds)]
+    modes: tuple[Mode, ...] = ("remove", "add")
+    return tuple(
+        Arms(
+            mode,
+            {
+                arm: curve(
+                    setting, scores.totals_N(), arm, shares, seeds, directory, mode=mode,
+                    index_N=scores.train_index_N, jobs=jobs,
+                )
+                for arm in ARMS
+            },
         )
-    generator = np.random.default_rng(seed)
-    member_MN = random_subsets(num_subsets, size, 0.5, generator)
-    losses = retrain_subsets(setting, member_MN, seed, directory, jobs)
-    loss_MQ = losses.nll_MQ
-    words = bm25(train, queries, terms=terms).scores_QN
-    blind = random(train, queries, generator).scores_QN
-
-    def judged(scores_QN: Any) -> Estimate:
-        return lds(scores_QN, member_MN, loss_MQ, np.random.default_rng(seed)).lds
-
-    return Judgement(
-        method=scores.method,
-        lds=judged(scores.scores_QN),
-        bm25=judged(words),
-        control=judged(blind),
-        above_bm25=lds_difference(scores.scores_QN, words, member_MN, loss_MQ, np.random.default_rng(seed)),
-        top=remove_top(setting, scores.scores_QN, top_share, seed, directory, jobs=jobs),
-        values=record_values(scores.scores_QN),
-        num_subsets=num_subsets,
-        seed=seed,
+        for mode in modes
     )  # fmt: skip
 
 
@@ -177,21 +359,18 @@ def refuse_overlap(train: TokenSet, queries: TokenSet) -> None:
         queries: held-out records.
 
     Raises:
-        EvaluationError: records with the same tokens; names the first and counts them.
+        EvaluationError: records with the same tokens, `TELLING` of them or more; names the first and counts them.
     """
 
-    def prints(tokens: TokenSet) -> list[bytes]:
-        return [
-            hashlib.sha256(np.ascontiguousarray(row, dtype="<u4").tobytes()).digest()
-            for *_, row in tokens.records
-        ]
+    def prints(tokens: TokenSet) -> dict[int, bytes]:
+        return {
+            index: hashlib.sha256(np.ascontiguousarray(row, dtype="<u4").tobytes()).digest()
+            for index, _, row in tokens.records
+            if len(row) >= TELLING
+        }
 
-    known = set(prints(train))
-    found = [
-        index
-        for index, p in zip(queries.index_N.tolist(), prints(queries), strict=True)
-        if p in known
-    ]
+    known = set(prints(train).values())
+    found = [index for index, p in prints(queries).items() if p in known]
     if found:
         raise EvaluationError(
             f"target: expected texts that are not trained on, got {len(found)} of {len(queries.records)} that are, "

@@ -255,6 +255,28 @@ class SubsetLosses:
         """Mean nats per target token."""
         return self.nll_MQ.sum(1) / self.tokens_Q.sum()
 
+    def of(self, query_index_Q: NDArray[np.int64]) -> SubsetLosses:
+        """The losses of some target records only.
+
+        Args:
+            query_index_Q: their indices in the target's tokens, each once.
+
+        Raises:
+            ProxyError: an index whose loss was not measured.
+        """
+        place = {int(index): q for q, index in enumerate(self.index_Q)}
+        if missing := [int(i) for i in query_index_Q if int(i) not in place]:
+            raise ProxyError(
+                f"queries: expected live records of the target, got {len(missing)} others, the first at index {missing[0]}"
+            )
+        at_Q = np.array([place[int(index)] for index in query_index_Q], dtype=np.int64)
+        return replace(
+            self,
+            nll_MQ=self.nll_MQ[:, at_Q],
+            tokens_Q=self.tokens_Q[at_Q],
+            index_Q=self.index_Q[at_Q],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Retraining:
@@ -358,3 +380,31 @@ def random_subsets(
         )
     ranks_MN = generator.random((num_subsets, size)).argsort(1).argsort(1)
     return np.asarray(ranks_MN < chosen)
+
+
+def spread(
+    member_MK: NDArray[np.bool_], index_K: NDArray[np.int64], size: int
+) -> NDArray[np.bool_]:
+    """Subsets of a sample as subsets of the whole store; whoever isn't in the sample is in none of them.
+
+    Args:
+        member_MK: which records of the sample each subset has.
+        index_K: place of each of them in the store, each once.
+        size: N, records of the store.
+
+    Returns:
+        member_MN.
+
+    Raises:
+        ProxyError: not one place in 0 .. size - 1 per record of the sample.
+    """
+    places = np.unique(index_K)
+    if member_MK.shape[1:] != places.shape or (
+        len(places) and not 0 <= places[0] <= places[-1] < size
+    ):
+        raise ProxyError(
+            f"sample: expected {member_MK.shape[1]} different places in 0 .. {size - 1}, got {len(places)}"
+        )
+    member_MN = np.zeros((len(member_MK), size), dtype=bool)
+    member_MN[:, index_K] = member_MK
+    return member_MN

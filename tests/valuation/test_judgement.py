@@ -11,10 +11,11 @@ from trainer.data import write_tokens
 from trainer.spec import BatchSpec, ModelSpec, OptimSpec
 from valuation.detection import noise_tokens
 from valuation.errors import EvaluationError, GradientError
+from valuation.evaluation import Estimate, spearman_rows
 from valuation.influence import dot
 from valuation.influence.scores import TokenSet
-from valuation.judgement import judge
-from valuation.subsets import Setting, fit_subset
+from valuation.judgement import Effort, estimate_of, judge, refuse_overlap, verdict_of
+from valuation.subsets import Setting, fit_subset, retrain_subsets
 
 VOCAB = 31
 
@@ -64,12 +65,14 @@ def test_true_scores_pass_and_their_negatives_fail(world):
     setting, scores, folder, _ = world
     language_N, language_Q = np.repeat([0, 1, 2], 16), np.repeat([0, 1], 4)
     true_QN = (language_N == language_Q[:, None]).astype(float)
-    found = judge(with_scores(scores, true_QN), setting, folder, num_subsets=24, top_share=0.2)
+    found = judge(with_scores(scores, true_QN), setting, folder, Effort(subsets=24, top_percent=20))
     assert found.lds.low > 0
     assert found.top.gap.low > 0
     assert found.verdict in ("PASS", "INCONCLUSIVE")
     assert not found.control.distinct
-    wrong = judge(with_scores(scores, -true_QN), setting, folder, num_subsets=24, top_share=0.2)
+    wrong = judge(
+        with_scores(scores, -true_QN), setting, folder, Effort(subsets=24, top_percent=20)
+    )
     assert wrong.verdict == "FAIL"
     assert wrong.top.gap.estimate < 0
     document = found.document()
@@ -85,7 +88,7 @@ def test_scores_of_other_data_are_refused(world):
         binding = dataclasses.replace(scores.binding, **{item: "1" * 64})
         other = dataclasses.replace(scores, binding=binding)
         with pytest.raises(GradientError, match=item):
-            judge(other, setting, folder, num_subsets=10)
+            judge(other, setting, folder, Effort(subsets=10))
 
 
 def test_a_target_in_the_training_data_is_refused(world):
@@ -96,11 +99,92 @@ def test_a_target_in_the_training_data_is_refused(world):
     train, queries = (TokenSet.of(store, 20) for store in leaky.stores())
     model = fit_subset(setting, np.ones(48, bool), 0).model
     with pytest.raises(EvaluationError, match="1 of 3 that are, the first at index 1"):
-        judge(dot.scores(model, train, queries), leaky, folder, num_subsets=10)
+        judge(dot.scores(model, train, queries), leaky, folder, Effort(subsets=10))
 
 
-def test_too_few_subsets_are_refused(world):
-    """Nine retrainings can't be ranked into a verdict."""
+def test_too_few_subsets_have_no_verdict_and_fewer_than_two_are_refused(world):
+    """Nine retrainings can't be ranked into a verdict, however good the scores; of one there is no order at all."""
+    certain, nothing = Estimate(0.9, 0.8, 0.95), Estimate(0.0, -0.1, 0.1)
+    assert verdict_of(9, certain, certain, nothing) == "INCONCLUSIVE"
+    assert verdict_of(10, certain, certain, nothing) == "PASS"
+    assert verdict_of(10, certain, certain, Estimate(0.5, 0.4, 0.6)) == "INVALID"
+    with pytest.raises(EvaluationError, match="at least"):
+        Effort(subsets=1)
+
+
+def test_scores_of_a_sample_are_judged_on_the_sample(world):
+    """With a third of the records and three queries no retraining reads another record, and the numbers have their size."""
     setting, scores, folder, _ = world
-    with pytest.raises(EvaluationError, match="at least 10"):
-        judge(scores, setting, folder, num_subsets=9)
+    records_K, queries_K = np.arange(0, 48, 3), np.array([1, 4, 6])
+    part = dataclasses.replace(
+        scores, scores_QN=scores.scores_QN[queries_K][:, records_K].copy(), train_index_N=records_K, query_index_Q=queries_K,
+        record_ids=tuple(scores.record_ids[i] for i in records_K), query_ids=tuple(scores.query_ids[i] for i in queries_K),
+    )  # fmt: skip
+    train, queries = (
+        TokenSet.of(store, 20, index)
+        for store, index in zip(setting.stores(), (records_K, queries_K), strict=True)
+    )
+    binding = dataclasses.replace(
+        scores.binding, tokens_digest=train.digest(), query_digest=queries.digest()
+    )
+    part = dataclasses.replace(part, binding=binding)
+    seen = []
+
+    def watched(setting, member_MN, *rest):
+        seen.append(member_MN)
+        return retrain_subsets(setting, member_MN, *rest)
+
+    effort = Effort(
+        subsets=4, seeds=2, top_percent=10, top_queries=2, random_sets=2, curve_percents=(25,), curve_seeds=2, draws=20
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("valuation.judgement.retrain_subsets", watched)
+        patch.setattr("valuation.curves.retrain_subsets", watched)
+        found = judge(part, setting, folder, effort, others={"flat": np.ones((3, 16))})
+    outside = np.ones(48, dtype=bool)
+    outside[records_K] = False
+    assert not np.concatenate(seen)[:, outside].any()
+    assert found.loss_RMQ.shape == (2, 4, 3)
+    assert [arms.mode for arms in found.arms] == ["remove", "add"]
+    assert list(found.beside) == ["bm25", "flat", "random"]
+    assert found.verdict == "INCONCLUSIVE"
+    document = found.document()
+    assert jcs(document)
+    assert (document["records"], document["queries"], document["top"]["queries"]) == (16, 3, 2)
+    assert estimate_of(document["lds"]).estimate == pytest.approx(found.lds.estimate, abs=1e-6)
+    # The rows are the numbers: LDS again from what was foretold and what was measured.
+    rho_Q = spearman_rows(found.told[found.method], -found.loss_RMQ.mean(0).T)
+    assert rho_Q.mean() == pytest.approx(found.lds.estimate, abs=1e-12)
+
+
+def test_a_removal_curve_of_true_values_rises_above_the_random_one(world):
+    """Who takes away what the query speaks loses more than who takes away anything, seed by seed."""
+    setting, scores, folder, _ = world
+    helpful_QN = np.tile(np.repeat([1.0, 1.0, 0.0], 16), (8, 1))
+    effort = Effort(subsets=2, top_queries=0, curve_percents=(50,), curve_seeds=3, draws=5)
+    found = judge(with_scores(scores, helpful_QN), setting, folder, effort)
+    remove, add = found.arms
+    assert found.top is None
+    assert (
+        remove.against_random("top")[0].estimate > 0 > remove.against_random("bottom")[0].estimate
+    )
+    assert add.against_random("top")[0].estimate < 0 < add.against_random("bottom")[0].estimate
+
+
+def test_a_short_text_in_both_sets_is_a_coincidence(world):
+    """Two equal texts of fewer than 16 tokens don't stop the judge, of 16 they do."""
+    setting, _, folder, rows = world
+    for length, refused in ((15, False), (16, True)):
+        tag = f"short{length}"
+        both = [[*rows[0][: length - 1], VOCAB - 1]]
+        train = write(folder / tag, tag, [*both, *rows[1:]])
+        target = write(folder / f"{tag}-t", f"{tag}-t", both)
+        other = dataclasses.replace(
+            setting, train=folder / tag, train_digest=train, target=folder / f"{tag}-t", target_digest=target
+        )  # fmt: skip
+        sets = [TokenSet.of(store, 20) for store in other.stores()]
+        if refused:
+            with pytest.raises(EvaluationError, match="1 of 1 that are"):
+                refuse_overlap(*sets)
+        else:
+            refuse_overlap(*sets)

@@ -37,7 +37,7 @@ from trainer.spec import run_digest
 from valuation.errors import GradientError
 from valuation.evaluation import record_values
 from valuation.influence import ekfac
-from valuation.influence.scores import TokenSet
+from valuation.influence.scores import TELLING, TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 RECORDS_FILE, OWNERS_FILE, SCORES_FOLDER = "records.parquet", "owners.parquet", "scores"
 METHOD = "influence.ekfac"
 LEVEL = 0.95
-TELLING = 16
-"""Tokens from which on two equal texts are a copy and no coincidence."""
 _EXTRA = {"target", "target_digest", "record_rows", "query_rows"}
 
 

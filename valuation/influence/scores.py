@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 SCORES_FILE, ARRAYS_FILE = "scores.json", "scores.npz"
+TELLING = 16
+"""Tokens from which on two equal texts are a copy and no coincidence."""
 Record = tuple[int, bytes, "NDArray[Any]"]
 """(corpus index, record id, tokens), as `trainer.data.pack` takes it."""
 
