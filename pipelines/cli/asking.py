@@ -85,6 +85,7 @@ def verify(
 def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
     """Every claim of the home with the problems found, recomputed from disk."""
     from pipelines.steps import audit_trail as trail
+    from pipelines.steps import judgement
 
     claims: list[tuple[str, Callable[..., list[str]], tuple[str, ...]]] = [
         ("corpus: every row, tombstone and salt gives the manifest's roots", trail.version, ("corpus",)),
@@ -95,6 +96,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("ledger: signature, every entry, root", trail.ledger, ("commitment",)),
         ("plan: in the ledger before training, and its rule was followed", trail.plan, ("evaluation", "evaluation_plan", "checkpoint")),
         ("checkpoint: files, manifest and root are those in the ledger", trail.checkpoint, ("checkpoint",)),
+        ("values' judgement: its scores and verdict follow from its rows", judgement.contradicted, ("value_judgement",)),
         ("prices: the rule applied to the committed values, sum to the pool", trail.prices, ("prices",)),
         ("receipts: every owner's verifies offline", trail.receipts, ("receipts",)),
         ("erasure: no suspended record is in HEAD, nothing sealed is left of a shredded one", trail.erasure, ("erasure_request",)),

@@ -2,7 +2,7 @@
 
 ASSETS = (
     "deliveries", "corpus", "quarantine", "clusters", "tokens", "target",
-    "commitment", "evaluation_plan", "entropy", "quality", "influence", "owner_values", "values", "prices",
+    "commitment", "evaluation_plan", "entropy", "quality", "influence", "value_judgement", "owner_values", "values", "prices",
     "training_plan", "checkpoint", "evaluation", "receipts",
     "erasure_request", "gold_checkpoint", "unlearned_checkpoint", "robustness_audit", "report", "shredding",
 )  # fmt: skip

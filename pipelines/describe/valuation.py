@@ -86,6 +86,25 @@ def influence(site: "Site", result: "Result") -> Mapping[str, Any]:
     }  # fmt: skip
 
 
+def value_judgement(result: "Result") -> Mapping[str, Any]:
+    """Whether the values foretell retraining, beside what costs nothing."""
+    from pipelines.steps.judgement import told
+
+    document = result["document"]
+    rows = [
+        [name, *(float(found[key]) for key in ("estimate", "low", "high", "level"))]
+        for name, found in {document["method"]: document["lds"], **document["beside"]}.items()
+    ]
+    top = document["top"]
+    return {
+        "verdict": document["verdict"], "in words": told(document), "run": result["run"],
+        "linear datamodeling score": table_md(["method", "score", "low", "high", "level"], rows),
+        "subsets": document["subsets"], "records": document["records"], "queries": document["queries"],
+        "records distinct from 0": document["distinct_from_zero"],
+        "top removal, nats": "off" if top == "none" else f"{top['estimate']} ({top['low']} to {top['high']})",
+    }  # fmt: skip
+
+
 def plots(*drawings: "Drawing") -> dict[str, Any]:
     """Drawings of the report as pictures of an asset's page, by their titles."""
     from pipelines.reports.drawings import png

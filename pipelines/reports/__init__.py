@@ -23,7 +23,13 @@ if TYPE_CHECKING:
         ZeroBound,
     )
     from pipelines.reports.errors import ReportError
-    from pipelines.reports.influence import HeatCell, Influence, RecordInfluence
+    from pipelines.reports.influence import (
+        HeatCell,
+        Influence,
+        Judged,
+        MethodScore,
+        RecordInfluence,
+    )
     from pipelines.reports.model import (
         Corpus,
         EvaluationPlan,
@@ -66,6 +72,8 @@ _MODULES = {
     "GroupValue": "model",
     "HeatCell": "influence",
     "Influence": "influence",
+    "Judged": "influence",
+    "MethodScore": "influence",
     "Intake": "model",
     "LossCurve": "model",
     "Membership": "audit",
@@ -109,8 +117,10 @@ __all__ = [
     "HeatCell",
     "Influence",
     "Intake",
+    "Judged",
     "LossCurve",
     "Membership",
+    "MethodScore",
     "Narrowing",
     "NotAvailable",
     "OwnerRow",

@@ -7,7 +7,7 @@ for their text, whatever its licence says.
 from dataclasses import dataclass
 
 from pipelines.reports.errors import ReportError
-from pipelines.reports.parts import Estimate
+from pipelines.reports.parts import Estimate, NotAvailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,31 @@ class RecordInfluence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MethodScore:
+    """How well one method foretold the retrainings."""
+
+    method: str
+    score: Estimate
+    """Linear datamodeling score, a rank correlation from -1 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The values held against retraining."""
+
+    verdict: str
+    """PASS, FAIL, INCONCLUSIVE or INVALID."""
+    words: str
+    """The verdict in one sentence."""
+    subsets: int
+    """Retrainings on halves of the scored records."""
+    scores: tuple[MethodScore, ...]
+    """The method that is judged first; the random draw last."""
+    above_bm25: Estimate
+    """Score less BM25's, on the same retrainings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Influence:
     """In-run credit of one training, and influence of records at the weights it ended with."""
 
@@ -58,6 +83,7 @@ class Influence:
     """True fall of the target's loss in each step, nats per token."""
     credits: tuple[float, ...]
     """Sum of the records' in-run credits of each step."""
+    judged: Judged | NotAvailable
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

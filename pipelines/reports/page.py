@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 from pipelines.reports import charts, drawings, headline, numbers
 from pipelines.reports.audit import Audit, Rate, TierRow
-from pipelines.reports.influence import Influence, limited
+from pipelines.reports.influence import Influence, Judged, limited
 from pipelines.reports.model import LossCurve, ReportData, Valuation
 from pipelines.reports.owners import Worth
 from pipelines.reports.parts import NotAvailable
@@ -102,6 +102,8 @@ def _pictures(data: ReportData) -> dict[str, Picture]:
             found["residual"] = _residual(data.influence)
         if data.influence.heat:
             found["heat"] = _heat(data.influence)
+        if isinstance(data.influence.judged, Judged):
+            found["judged"] = _judged(data.influence.judged)
     if isinstance(data.training, tuple):
         curves = [curve for curve in data.training if curve.steps]
         if curves:
@@ -186,6 +188,23 @@ def _heat(part: Influence) -> Picture:
     )
     height = charts.row_height(len(rows)) + 0.5
     return _picture(draw, "chart-heat", "Influence of owners on targets", (told, caption), height)
+
+
+def _judged(part: Judged) -> Picture:
+    bars = [
+        charts.Bar(label=o.method, value=o.score.value, low=o.score.low, high=o.score.high)
+        for o in part.scores
+    ]
+    told = "; ".join(f"{o.method} {numbers.signed(o.score.value, 2)}" for o in part.scores)
+    caption = (
+        "Rank correlation of what each method foretold for a subset with the loss that its retraining had, mean over held-out "
+        "records, with its interval. The last row is a random draw at a wider level: an interval without 0 there means a broken judge."
+    )
+    draw = charts.bars(bars, "linear datamodeling score (right: foretells better)")
+    words = (f"Horizontal bars: {told}.", caption)
+    return _picture(
+        draw, "chart-judged", "Score of each method", words, charts.row_height(len(bars))
+    )
 
 
 def _loss(curves: list[LossCurve]) -> Picture:

@@ -3,8 +3,15 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from pipelines.reports.influence import HeatCell, Influence, RecordInfluence
-from pipelines.reports.parts import Estimate
+from pipelines.reports.influence import (
+    HeatCell,
+    Influence,
+    Judged,
+    MethodScore,
+    RecordInfluence,
+)
+from pipelines.reports.parts import Estimate, NotAvailable
+from pipelines.steps.judgement import told
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -21,12 +28,13 @@ NOTES = (
 )
 
 
-def influence_part(site: "Site", result: "Result") -> Influence:
+def influence_part(site: "Site", result: "Result", judgement: "Result | None" = None) -> Influence:
     """The influence section from the tables that the asset left.
 
     Args:
         site: The open home.
         result: What the influence asset made.
+        judgement: What the judge of these values made; None before it has run.
     """
     import polars as pl
 
@@ -48,6 +56,28 @@ def influence_part(site: "Site", result: "Result") -> Influence:
         harmful=tuple(_row(row, result) for row in table.tail(ends).reverse().iter_rows(named=True)),
         steps=tuple(line["step"] for line in books), drops=tuple(float(line["drop"]) for line in books),
         credits=tuple(float(line["credit"]) for line in books), notes=NOTES,
+        judged=NotAvailable(reason="not judged yet") if judgement is None else judged(judgement["document"]),
+    )  # fmt: skip
+
+
+def judged(document: dict[str, Any]) -> Judged:
+    """The judge's part of the section.
+
+    Args:
+        document: judgement.json.
+    """
+
+    def estimate(text: dict[str, str]) -> Estimate:
+        value, low, high, level = (
+            float(text[name]) for name in ("estimate", "low", "high", "level")
+        )
+        return Estimate(value=value, low=low, high=high, level=level)
+
+    methods = {document["method"]: document["lds"], **document["beside"]}
+    return Judged(
+        verdict=document["verdict"], words=told(document), subsets=document["subsets"],
+        scores=tuple(MethodScore(method=name, score=estimate(text)) for name, text in methods.items()),
+        above_bm25=estimate(document["above_bm25"]),
     )  # fmt: skip
 
 

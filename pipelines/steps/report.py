@@ -94,7 +94,7 @@ def collect(site: "Site", parts: Mapping[str, "Result"]) -> ReportData:
         intake=_intake(parts["corpus"]),
         owners=_owners(site),
         valuation=_valuation(parts["owner_values"], parts["evaluation_plan"]),
-        influence=influence_part(site, parts["influence"]),
+        influence=influence_part(site, parts["influence"], parts["value_judgement"]),
         pricing=_pricing(site, parts["prices"]),
         worth=worth_part(site, parts["owner_values"], parts["prices"], parts),
         training=_training(parts["checkpoint"]),
@@ -103,7 +103,7 @@ def collect(site: "Site", parts: Mapping[str, "Result"]) -> ReportData:
         provenance=_provenance(site, parts),
         versions=_versions(parts),
         seeds=tuple(Seed(what=name, seed=str(seed), chosen=parts["evaluation_plan"]["seed_rule"]) for name, seed in parts["evaluation_plan"]["seeds"].items()),
-        runs=tuple(RunRef(run=parts[name]["run"], kind=name, status="done") for name in ("influence", "owner_values", "checkpoint", "evaluation", "audit") if "run" in parts[name].values),
+        runs=tuple(RunRef(run=parts[name]["run"], kind=name, status="done") for name in ("influence", "value_judgement", "owner_values", "checkpoint", "evaluation", "audit") if "run" in parts[name].values),
     )  # fmt: skip
 
 

@@ -19,8 +19,10 @@ from pipelines.reports import (
     HeatCell,
     Influence,
     Intake,
+    Judged,
     LossCurve,
     Membership,
+    MethodScore,
     Narrowing,
     NotAvailable,
     OwnerRow,
@@ -196,6 +198,22 @@ def sample() -> ReportData:
             steps=(1, 2, 3),
             drops=(0.031, 0.027, -0.004),
             credits=(0.030, 0.011, 0.009),
+            judged=Judged(
+                verdict="PASS",
+                words="the values foretell retraining, and better than BM25 does",
+                subsets=20,
+                scores=(
+                    MethodScore(
+                        method="influence.ekfac", score=Estimate(value=0.41, low=0.33, high=0.49)
+                    ),
+                    MethodScore(method="bm25", score=Estimate(value=0.19, low=0.1, high=0.28)),
+                    MethodScore(
+                        method="random",
+                        score=Estimate(value=0.01, low=-0.14, high=0.15, level=0.999),
+                    ),
+                ),
+                above_bm25=Estimate(value=0.22, low=0.12, high=0.31),
+            ),
             notes=("Records are named by id.",),
         ),
         pricing=Pricing(

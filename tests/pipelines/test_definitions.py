@@ -15,7 +15,7 @@ from pipelines.defs import ASSETS
 
 GROUPS = {
     "corpus": {"deliveries", "corpus", "quarantine", "clusters", "tokens", "target"},
-    "valuation": {"entropy", "quality", "influence", "owner_values", "values", "prices"},
+    "valuation": {"entropy", "quality", "influence", "value_judgement", "owner_values", "values", "prices"},
     "provenance": {"commitment", "evaluation_plan", "receipts"},
     "training": {"training_plan", "checkpoint", "evaluation"},
     "unlearning": {
@@ -24,7 +24,7 @@ GROUPS = {
 }  # fmt: skip
 CHECKS = {
     "corpus:counts_add_up", "corpus:version_verifies", "clusters:clusters_cover_the_corpus", "tokens:tokens_equal_text",
-    "target:target_is_disjoint", "entropy:entropy_is_bounded", "owner_values:values_are_efficient",
+    "target:target_is_disjoint", "entropy:entropy_is_bounded", "owner_values:values_are_efficient", "value_judgement:judgement_follows_from_its_rows",
     "prices:prices_sum_to_the_pool", "commitment:ledger_verifies", "receipts:receipts_verify",
     "checkpoint:checkpoint_root_holds", "checkpoint:phases_are_complete", "evaluation:plan_was_followed",
     "erasure_request:suspended_records_left_head", "robustness_audit:verdict_follows_from_its_rows", "shredding:shredded_requests_left_nothing",

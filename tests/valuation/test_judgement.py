@@ -2,8 +2,11 @@
 
 import dataclasses
 import hashlib
+import io
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from provenance.canonical import jcs
@@ -15,6 +18,7 @@ from valuation.evaluation import Estimate, spearman_rows
 from valuation.influence import dot
 from valuation.influence.scores import TokenSet
 from valuation.judgement import Effort, estimate_of, judge, refuse_overlap, verdict_of
+from valuation.judging import contradictions, rows_of
 from valuation.subsets import Setting, fit_subset, retrain_subsets
 
 VOCAB = 31
@@ -188,3 +192,42 @@ def test_a_short_text_in_both_sets_is_a_coincidence(world):
                 refuse_overlap(*sets)
         else:
             refuse_overlap(*sets)
+
+
+@pytest.fixture(scope="module")
+def published(world):
+    """A judgement as it is published: its document and its rows."""
+    setting, scores, folder, _ = world
+    found = judge(scores, setting, folder, Effort(subsets=12, top_queries=0))
+    return found.document(), pq.read_table(io.BytesIO(rows_of(found)))
+
+
+def test_a_judgement_follows_from_its_rows_and_from_no_others(published):
+    """The stored numbers are those of the rows; another score, another verdict, a row less or a row changed is named."""
+    document, rows = published
+    assert contradictions(document, rows) == []
+    better = document | {"lds": document["lds"] | {"estimate": "0.990000"}}
+    assert any("LDS of" in problem for problem in contradictions(better, rows))
+    verdict = "FAIL" if document["verdict"] == "PASS" else "PASS"
+    (said,) = contradictions(document | {"verdict": verdict}, rows)
+    assert said.endswith(f"got {verdict}")
+    (said,) = contradictions(document, rows.slice(1))
+    assert said.startswith("rows: expected 8 x 12")
+    shuffled = rows.set_column(
+        3, "value", pa.array(np.random.default_rng(0).permutation(rows["value"].to_numpy()))
+    )
+    assert contradictions(document, shuffled)
+
+
+def test_a_broken_control_is_a_contradiction_and_a_bad_score_is_none(published):
+    """A random draw that seems to foretell stops whoever relies on the judge; a method that foretells nothing doesn't."""
+    document, rows = published
+    certain = {"estimate": document["beside"]["random"]["estimate"], "low": "0.4", "high": "0.6"}
+    broken = document | {
+        "verdict": "INVALID",
+        "beside": document["beside"] | {"random": document["beside"]["random"] | certain},
+    }
+    assert any("the judge is broken" in problem for problem in contradictions(broken, rows))
+    low = {"low": "-0.5", "high": "-0.1"}
+    bad = document | {"verdict": "FAIL", "lds": document["lds"] | low}
+    assert contradictions(bad, rows) == []

@@ -104,14 +104,15 @@ def robustness_audit(
 
 @dg.asset(group_name=GROUP, code_version="2", kinds={"html"}, owners=OWNERS)
 def report(
-    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, tokens: Result, entropy: Result, influence: Result, owner_values: Result,
+    context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, tokens: Result, entropy: Result, influence: Result,
+    value_judgement: Result, owner_values: Result,
     prices: Result, checkpoint: Result, evaluation: Result, evaluation_plan: Result, commitment: Result, receipts: Result,
     erasure_request: Result, robustness_audit: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
     """One self-contained HTML page: values with errors, prices, loss curve, audit table, provenance summary."""
     site = home.site()
     parts = {
-        "corpus": corpus, "tokens": tokens, "entropy": entropy, "influence": influence, "owner_values": owner_values, "prices": prices, "checkpoint": checkpoint,
+        "corpus": corpus, "tokens": tokens, "entropy": entropy, "influence": influence, "value_judgement": value_judgement, "owner_values": owner_values, "prices": prices, "checkpoint": checkpoint,
         "evaluation": evaluation, "evaluation_plan": evaluation_plan, "commitment": commitment, "receipts": receipts,
         "audit": robustness_audit, "erasure_request": erasure_request,
     }  # fmt: skip

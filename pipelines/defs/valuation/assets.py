@@ -8,7 +8,7 @@ from pipelines.describe import valuation as describe
 from pipelines.launch import launcher
 from pipelines.resources import HomeResource
 from pipelines.results import Result
-from pipelines.steps import pricing
+from pipelines.steps import judgement, pricing
 from pipelines.steps import valuation as steps
 
 GROUP = "valuation"
@@ -55,6 +55,19 @@ def influence(
     run = launcher(context, pipes)
     make = partial(steps.influence, site, tokens, target, evaluation_plan, run)
     return home.materialize(context, inputs, make, partial(describe.influence, site))
+
+
+@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+def value_judgement(
+    context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
+    tokens: Result, target: Result, evaluation_plan: Result, influence: Result,
+) -> dg.MaterializeResult:  # fmt: skip
+    """The influence values held against retraining: linear datamodeling score beside BM25's and a random draw's, and a verdict."""
+    site = home.site()
+    inputs = judgement.judgement_inputs(site, influence)
+    run = launcher(context, pipes)
+    make = partial(judgement.value_judgement, site, tokens, target, evaluation_plan, influence, run)
+    return home.materialize(context, inputs, make, describe.value_judgement)
 
 
 @dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)

@@ -6,6 +6,7 @@ from pipelines.checking import ins, outcome
 from pipelines.resources import HomeResource
 from pipelines.results import Result
 from pipelines.steps import audit_trail as trail
+from pipelines.steps import judgement
 
 
 @dg.asset_check(asset="entropy", blocking=True, additional_ins=ins("tokens"))
@@ -18,6 +19,14 @@ def entropy_is_bounded(home: HomeResource, tokens: Result) -> dg.AssetCheckResul
 def values_are_efficient(owner_values: Result) -> dg.AssetCheckResult:
     """The values of the groups add up to V(all) - V(nobody), to 1e-9 nats."""
     return outcome(trail.efficiency(owner_values), error=owner_values["efficiency_error"])
+
+
+@dg.asset_check(asset="value_judgement", blocking=True)
+def judgement_follows_from_its_rows(
+    home: HomeResource, value_judgement: Result
+) -> dg.AssetCheckResult:
+    """Scores, verdict and control are those of the rows; a bad verdict is a result and passes."""
+    return outcome(judgement.contradicted(home.site(), value_judgement))
 
 
 @dg.asset_check(asset="prices", blocking=True)

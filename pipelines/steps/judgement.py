@@ -1,0 +1,77 @@
+"""The judge of values: every valuation is held against retraining, and the answer stands beside the values."""
+
+import json
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from pipelines.runs import Job, digest_of, prepare_on, relative, started
+
+if TYPE_CHECKING:
+    from pipelines.results import Result
+    from pipelines.site import Site
+    from pipelines.steps.valuation import Launch, Made
+
+EPOCHS, SEEDS, RANDOM_SETS = 2, 1, 4
+"""Passes of a retraining, retrainings of a half, and random removals beside each query's top records."""
+
+
+def judgement_inputs(site: "Site", influence: "Result") -> dict[str, Any]:
+    """What the judgement depends on: the scores, and how much may be retrained."""
+    size = site.size
+    return {
+        "influence": influence.data_version, "scores": influence["scores_run"], "size": size.name,
+        "effort": [size.judge_subsets, size.judge_queries, EPOCHS, SEEDS, RANDOM_SETS],
+    }  # fmt: skip
+
+
+def value_judgement(
+    site: "Site", tokens: "Result", target: "Result", plan: "Result", influence: "Result", run: "Launch"
+) -> "Made":  # fmt: skip
+    """Retrain the proxy on halves of the scored records and hold the scores against the losses that come."""
+    size, anywhere = site.size, site.home.runs / "any"
+    effort = {
+        "subsets": size.judge_subsets, "seeds": SEEDS, "top_queries": size.judge_queries, "random_sets": RANDOM_SETS,
+    }  # fmt: skip
+    job = Job(
+        kind="gradients", entry="valuation.judging:run", network=size.proxy, steps=0, seed=plan["seeds"]["proxy"],
+        extra={
+            "target": relative(site.home.path / target["value_folder"], anywhere), "target_digest": target["value_digest"],
+            "scores": relative(site.home.runs / influence["scores_run"] / "scores", anywhere),
+            "epochs": EPOCHS, **effort,
+        },
+    )  # fmt: skip
+    directory = prepare_on(site, job, tokens, target, "value_digest")
+    started(site, directory, plan)
+    run(directory, 1)
+    files = [directory / "judgement.json", directory / "judged.parquet"]
+    document = json.loads(files[0].read_bytes())
+    return digest_of([sha256(path.read_bytes()).hexdigest() for path in files]), {
+        "files": [str(path.relative_to(site.home.path)) for path in files], "run": directory.name, "document": document,
+    }  # fmt: skip
+
+
+def told(document: dict[str, Any]) -> str:
+    """The judgement in one sentence.
+
+    Args:
+        document: judgement.json.
+    """
+    if document["verdict"] == "INCONCLUSIVE" and document["subsets"] < 10:
+        return f"{document['subsets']} subsets are too few to tell whether the values are right"
+    return {
+        "PASS": "the values foretell retraining, and better than BM25 does",
+        "FAIL": "the values don't foretell retraining better than BM25 does: they are not worth their cost here",
+        "INVALID": "a random draw seems to foretell retraining too: nothing was measured",
+        "INCONCLUSIVE": "retraining doesn't tell these values from BM25's, or from none",
+    }[document["verdict"]]
+
+
+def contradicted(site: "Site", result: "Result") -> list[str]:
+    """What the judgement says that its rows don't support; the file must be the one the result was read from."""
+    from valuation.judging import contradictions
+
+    paths = [site.home.path / file for file in result["files"]]
+    document = json.loads(paths[0].read_bytes())
+    if document != result["document"]:
+        return [f"{paths[0].name}: not the judgement that was read when it was made"]
+    return contradictions(document, paths[1].read_bytes())
