@@ -9,7 +9,7 @@ export DATAWORTH_SIZE := $(SIZE)
 export DATAWORTH_INBOX := $(INBOX)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow table bench accept peers lint ui clean
+.PHONY: help install run test test-slow table bench accept peers ray lint ui clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -62,6 +62,10 @@ peers: ## the peers' own environment, for `make bench` and `make accept`
 # pydvl 0.10 wants numpy 1.
 	python3 -m venv .venv-pydvl
 	.venv-pydvl/bin/python -m pip install --quiet --disable-pip-version-check pydvl==0.10.0
+
+ray: install ## the extra for a Ray cluster in .venv, and its tests on a local one of two nodes
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(PY) -m pytest tests/valuation/test_workers.py
 
 clean: ## remove the environment and the home
 	rm -rf $(VENV) .venv-peers .venv-pydvl .dataworth build *.egg-info

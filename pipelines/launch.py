@@ -272,6 +272,8 @@ def observed(context: object, directory: Path) -> Iterator[None]:
 def launch(context: object, pipes_client: object, directory: Path, nproc: int) -> dict:
     """Run the trainer on `directory/run.json` from an asset and return its `result.json`.
 
+    A finished run is not repeated, as long as its files are those that it left (`pipelines.outputs`).
+
     Args:
         context: The asset's execution context.
         pipes_client: A `dagster.PipesSubprocessClient`.
@@ -283,10 +285,15 @@ def launch(context: object, pipes_client: object, directory: Path, nproc: int) -
     """
     from dagster._core.errors import DagsterPipesExecutionError
 
-    from pipelines import preloaded
+    from pipelines import outputs, preloaded
     from pipelines.settings import child_environment, read_settings
 
     result = directory / "result.json"
+    if result.exists() and (problems := outputs.damage(directory)):
+        aside = outputs.set_aside(directory)
+        context.log.warning(  # type: ignore[attr-defined]
+            f"run {directory.name} is not as it was left, so it is made again ({'; '.join(problems)}); what was found lies in {aside.name}"
+        )
     if not result.exists():
         command = [
             sys.executable,
@@ -315,6 +322,8 @@ def launch(context: object, pipes_client: object, directory: Path, nproc: int) -
         raise RunFailedError(
             f"run {directory.name} ended without result.json: {log_tail(directory)}"
         )
+    if not (directory / outputs.NAME).exists():
+        outputs.seal(directory)
     return json.loads(result.read_text())
 
 

@@ -87,7 +87,7 @@ def reuse_or_make(
     """The stored result of this key, or the one that `make` returns now.
 
     A stored result counts only while it is the asset's newest, every path it names under `files` still exists, and its
-    tables hold what they held: a killed run may have left a table of its own. One with `settled` false was made from inputs
+    tables and files of runs hold what they held: a killed run may have left a table of its own, a disk another bit. One with `settled` false was made from inputs
     that were changing: it is used once and made again by the next run.
 
     Args:
@@ -101,8 +101,8 @@ def reuse_or_make(
     if found is not None and found.key == key and _unchanged(home, found):
         return found
     data_version, values = make()
-    files = [file for file in values.get("files", []) if file.startswith("tables/")]
-    tables = {file: _digest(home / file) for file in files}
+    files = [file for file in values.get("files", []) if file.startswith(("tables/", "runs/"))]
+    tables = {file: _digest(home / file) for file in files if not (home / file).is_dir()}
     result = Result(asset, key, data_version, {**values, "tables": tables} if tables else values)
     store(folder, result)
     return result

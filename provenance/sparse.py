@@ -195,12 +195,12 @@ class SparseTree:
     def _share(self, level: list[bytes], slots: list[int], later: list[bytes]) -> None:
         """Put keys into slots that hold one already; a key that was given twice counts once."""
         pairs: dict[int, bytes] = {}
-        crowds: dict[int, set[bytes]] = {}
+        crowds: dict[int, bytearray] = {}  # a set apiece would wake the garbage collector
         for slot, key in zip(slots, later, strict=True):
             if slot in crowds:
-                crowds[slot].add(key)
+                crowds[slot] += key
             elif slot in pairs:
-                crowds[slot] = {level[slot][1:], pairs.pop(slot), key}
+                crowds[slot] = bytearray(level[slot][1:] + pairs.pop(slot) + key)
             elif level[slot][1:] != key:
                 pairs[slot] = key
         depth, shared = self._bits, self._shared
@@ -212,10 +212,10 @@ class SparseTree:
                 shared[slot], level[slot] = key + other, _pair(key, other, depth)
         self.size += len(pairs)
         for slot, crowd in crowds.items():
-            self.size += len(crowd) - 1
-            if len(crowd) > 1:
-                held = sorted(crowd)
-                shared[slot], level[slot] = b"".join(held), _subtree(held, depth)
+            places = range(0, len(crowd), HASH_SIZE)
+            held = sorted({bytes(crowd[at : at + HASH_SIZE]) for at in places})
+            self.size += len(held) - 1  # two at least: a key given again never made a pair
+            shared[slot], level[slot] = b"".join(held), _subtree(held, depth)
 
     def _slot(self, key: bytes) -> int:
         return int.from_bytes(key[:8], "big") >> (64 - self._bits)

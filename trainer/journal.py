@@ -60,8 +60,11 @@ def window_line(
     records: Iterable[tuple[int, bytes]] | None,
     before: str,
     after: str,
+    optimizer: str,
 ) -> dict[str, Any]:
     """One line of windows.jsonl.
+
+    No random state stands in it, because a run keeps none: every draw follows from the seed and the step.
 
     Args:
         first_step: first step of the window, counted from 1; step s trains on `plan.batch(s - 1)`.
@@ -69,6 +72,7 @@ def window_line(
         records: (index, record_id) that its batches hold, or None if the objective can't say.
         before: logical root before the window.
         after: logical root after it.
+        optimizer: root over the optimiser's tensors alone, after it.
 
     Returns:
         The line as a mapping.
@@ -85,6 +89,7 @@ def window_line(
         else root_of(leaf_hash(i) for i in sorted(seen)).hex(),
         "state_digest_before": before,
         "state_digest_after": after,
+        "optimizer_digest_after": optimizer,
     }
 
 

@@ -243,7 +243,10 @@ class Training:
         window: dict[str, Any] = {}
         if self.done > self.window_start:
             records = self.records if isinstance(self.objective, Accountable) else None
-            window = window_line(self.window_start + 1, self.done, records, before, self.root)
+            optim = leaves_root({key: leaf for key, leaf in leaves.items() if key[:6] == "optim."})
+            window = window_line(
+                self.window_start + 1, self.done, records, before, self.root, optim
+            )
         manifest = manifest_of(self.run, self.done, self.root, len(leaves), window)
         write = self.saver.start if background else self.saver.save
         write(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BANK_FORMAT = 1
 MAX_GROUPS = 53  # a coalition is an integer in committed JSON, exact up to 2**53 everywhere
 RESULT_FILE = "result.json"
-_EXTRA = {"groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots"}
+_EXTRA = {"groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots", "backend"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,9 @@ class ProxyPlan:
     target_digest: str | None = None
     """Digest that the target's tokens.json must have, or None."""
     jobs: int = 1
-    """Processes that train at the same time."""
+    """Trainings at the same time."""
+    backend: str = "processes"
+    """Where they run: on this machine, or on a cluster (`valuation.workers`); not in the key, no bit depends on it."""
     epochs: int = 1
     """Passes over a coalition's records."""
     lots: tuple[Path, str] | None = None
@@ -104,7 +106,7 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
     Args:
         extra: `run.config.extra`: `groups`, a JSON file `{"groups": [{"id", "owners": [..]}]}`, and
             `target`, a token folder, both absolute or relative to the run's folder; optional `coalitions`
-            (list of bitmasks, here or in the groups file; without it all of them), `target_digest`, `jobs`, `epochs`;
+            (list of bitmasks, here or in the groups file; without it all of them), `target_digest`, `jobs`, `backend`, `epochs`;
             `lots`, `[file, sha256]`: groups are lots of records, whoever owns them (then "owners" are the lots' own names).
         directory: folder of the run.
 
@@ -141,6 +143,7 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
         target=directory / extra["target"],
         target_digest=extra.get("target_digest"),
         jobs=int(extra.get("jobs", 1)),
+        backend=str(extra.get("backend", "processes")),
         epochs=int(extra.get("epochs", 1)),
         lots=(directory / extra["lots"][0], str(extra["lots"][1])) if "lots" in extra else None,
     )

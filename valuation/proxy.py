@@ -29,7 +29,6 @@ weights across subsets as in the subset banks of datamodels, arXiv 2202.00622.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from dataclasses import dataclass
@@ -56,14 +55,12 @@ from valuation.errors import ProxyError
 from valuation.retraining import (
     TrainingRows,
     fit_rows,
-    follow_parent,
-    in_processes,
-    one_thread,
     open_tokens,
     shared_order,
     training_rows,
     write_losses,
 )
+from valuation.workers import in_workers, one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +98,6 @@ class _Job:
     plan: ProxyPlan
     coalition: int
     key: str
-    parent: int
 
 
 def retrain(run: RunSpec, directory: Path) -> int:
@@ -145,12 +141,12 @@ def retrain(run: RunSpec, directory: Path) -> int:
     pending = [c for c in plan.coalitions if read_bank(bank_file(directory, c), keys[c]) is None]
     # Longest first, so that no process is left alone with the full set at the end.
     pending.sort(key=lambda c: (-len(plan.owners(c)), c))
-    jobs = [_Job(run, directory, plan, c, keys[c], os.getpid()) for c in pending]
+    jobs = [_Job(run, directory, plan, c, keys[c]) for c in pending]
     done = len(plan.coalitions) - len(pending)
     try:
         with _Interruptible(), ProgressWriter(directory / "progress.jsonl", done) as progress:
             for number, outcome in enumerate(
-                in_processes(train_coalition, jobs, plan.jobs), done + 1
+                in_workers(train_coalition, jobs, plan.jobs, plan.backend), done + 1
             ):
                 progress.write(
                     number, -outcome.utility, outcome.tokens, utility=outcome.utility,
@@ -193,7 +189,6 @@ def train_coalition(job: _Job) -> Outcome:
     Raises:
         NumericalError: a loss or gradient that is not finite.
     """
-    follow_parent(job.parent)
     # One thread in every process: the order of sums, and so the bank, doesn't depend on `jobs`.
     with one_thread():
         return _train(job)

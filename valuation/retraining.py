@@ -1,4 +1,4 @@
-"""One retraining: the rows it reads, the steps it makes, the losses it leaves, the process it runs in.
+"""One retraining: the rows it reads, the steps it makes, the losses it leaves.
 
 `valuation.proxy` retrains coalitions of owners and `valuation.subsets` retrains subsets of records;
 both do it with these functions, so that a coalition and the same set of records train alike.
@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import threading
-import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +21,7 @@ from trainer.data import IGNORE, Batch, TokenStore
 from valuation.errors import ProxyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -32,10 +29,6 @@ if TYPE_CHECKING:
     from trainer.choices import BatchSpec, OptimSpec
     from trainer.model import Transformer
     from trainer.optim import Stateful
-
-IDLE_WORKER_TIMEOUT_S = 60
-Job = TypeVar("Job")
-Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,52 +191,3 @@ def write_losses(
     )
     write_atomic(path, buffer.getvalue())
     return float(nll_Q.sum() / tokens_Q.sum())
-
-
-def in_processes(
-    function: Callable[[Job], Done], jobs: Sequence[Job], processes: int
-) -> Iterator[Done]:
-    """Results in the order in which they end; one process works in this one."""
-    if processes == 1 or len(jobs) < 2:
-        yield from map(function, jobs)
-        return
-    import joblib
-
-    with joblib.parallel_config(
-        backend="loky", inner_max_num_threads=1, idle_worker_timeout=IDLE_WORKER_TIMEOUT_S,
-    ):  # fmt: skip
-        parallel = joblib.Parallel(
-            n_jobs=min(processes, len(jobs)), return_as="generator_unordered", pre_dispatch="all"
-        )
-        yield from parallel(joblib.delayed(function)(job) for job in jobs)
-
-
-class one_thread:  # noqa: N801 - reads as a statement
-    """One thread for torch inside; the order of sums, and so the bank, doesn't depend on the number of processes."""
-
-    def __enter__(self) -> None:
-        """Remember the number of threads."""
-        import torch
-
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        """Put it back."""
-        import torch
-
-        torch.set_num_threads(self._threads)
-
-
-@lru_cache(maxsize=1)  # one watcher per process
-def follow_parent(parent: int) -> None:
-    """Let a worker end with the process that started it, also when that was killed without a word."""
-    if os.getpid() == parent:
-        return
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)  # bank files are written atomically: nothing can be half done
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -29,7 +29,6 @@ weights: MAGIC, arXiv 2504.16430 section 2.
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -43,14 +42,12 @@ from valuation.errors import ProxyError
 from valuation.retraining import (
     TrainingRows,
     fit_rows,
-    follow_parent,
-    in_processes,
-    one_thread,
     open_tokens,
     shared_order,
     training_rows,
     write_losses,
 )
+from valuation.workers import in_workers, one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -64,6 +61,7 @@ if TYPE_CHECKING:
     from trainer.model import Transformer
     from trainer.optim import Stateful
     from trainer.shape import ModelSpec
+    from valuation.workers import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +265,6 @@ class _Retraining:
     member_N: NDArray[np.bool_]
     seed: int
     key: str
-    parent: int
 
 
 def retrain_subsets(
@@ -276,6 +273,7 @@ def retrain_subsets(
     seeds: Sequence[int] | int,
     directory: Path,
     jobs: int = 1,
+    backend: Backend = "processes",
 ) -> SubsetLosses:
     """Losses of every subset, from the bank or from a retraining.
 
@@ -284,7 +282,8 @@ def retrain_subsets(
         member_MN: which records of the store are in each subset.
         seeds: one per subset, or one for all.
         directory: folder that holds `bank/`, made if needed; many settings may share it.
-        jobs: processes that train at the same time, >= 1.
+        jobs: trainings at the same time, >= 1.
+        backend: where they run, see `valuation.workers`.
 
     Returns:
         The losses, row m of subset m.
@@ -301,16 +300,20 @@ def retrain_subsets(
     (directory / "bank").mkdir(parents=True, exist_ok=True)
     keys = [setting.key(member_N, s) for member_N, s in zip(member_MN, seed_M, strict=True)]
     todo = {
-        key: _Retraining(setting, directory, member_N, seed, key, os.getpid())
+        key: _Retraining(setting, directory, member_N, seed, key)
         for key, member_N, seed in zip(keys, member_MN, seed_M, strict=True)
         if read_bank(bank_file(directory, key), key) is None
     }
     # Longest first, so that no process is left alone with a full set at the end.
-    for _ in in_processes(_retrain, sorted(todo.values(), key=lambda j: -j.member_N.sum()), jobs):
+    longest_first = sorted(todo.values(), key=lambda j: -j.member_N.sum())
+    for _ in in_workers(_retrain, longest_first, jobs, backend):
         pass
     contents = [read_bank(bank_file(directory, key), key) for key in keys]
     found = [content for content in contents if content is not None]
-    assert len(found) == len(keys), "every subset was trained"
+    if len(found) < len(keys):
+        raise ProxyError(
+            f"bank: expected {len(keys)} files in {directory.name}/bank, got {len(found)}; the nodes of a cluster must share that folder"
+        )
     if not found:
         raise ProxyError("subsets: expected at least one, got none")
     return SubsetLosses(
@@ -323,7 +326,6 @@ def retrain_subsets(
 
 
 def _retrain(job: _Retraining) -> None:
-    follow_parent(job.parent)
     fit = fit_subset(job.setting, job.member_N, job.seed)
     with one_thread():
         write_losses(

@@ -8,6 +8,7 @@ from click import ClickException
 from rich.console import Console
 
 from pipelines.cli import asking, keeping, paying, rights, running, tracing
+from provenance.errors import ProvenanceError
 
 app = typer.Typer(
     name="dataworth",
@@ -24,7 +25,7 @@ app.add_typer(keeping.keys_app, name="keys")
 
 
 def main() -> None:
-    """Run the program; the exit code is 0, 1 (the answer is no) or 2 (an error)."""
+    """Run the program; the exit code is 0, 1 (the answer is no, or provenance refuses what it finds) or 2 (another error)."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
@@ -46,7 +47,7 @@ def main() -> None:
             highlight=False,
             soft_wrap=True,
         )
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, ProvenanceError) else 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -99,6 +99,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("receipts: every owner's verifies offline", trail.receipts, ("receipts",)),
         ("erasure: no suspended record is in HEAD, nothing sealed is left of a shredded one", trail.erasure, ("erasure_request",)),
         ("phases: every phase of the training answers every question, and its check passed", trail.phases, ("checkpoint",)),
+        ("runs: the files of each finished run are those that it left", trail.outputs, ()),
         ("gold model: files, manifest and root are those in the ledger", trail.model, ("gold_checkpoint",)),
         ("unlearned model: files, manifest and root are those in the ledger", trail.model, ("unlearned_checkpoint",)),
         ("audit: the verdict follows from its rows", trail.verdict, ("robustness_audit",)),

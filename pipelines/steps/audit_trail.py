@@ -237,6 +237,14 @@ def phases(site: "Site", checkpoint: "Result") -> list[str]:
     return check_phases(record) or [f"{phase}: {why}" for phase, why in failures(record).items()]
 
 
+def outputs(site: "Site", *_made: "Result") -> list[str]:
+    """Every finished run's files are those that it left; a run that was set aside for that is past."""
+    from pipelines.outputs import damage
+
+    folders = [one for one in sorted(site.home.runs.glob("*-*")) if ".damaged-" not in one.name]
+    return [problem for folder in folders for problem in damage(folder)]
+
+
 def model(site: "Site", found: "Result") -> list[str]:
     """`checkpoint` for a model of the audit, which is not there when no request is pending."""
     return [] if found["skipped"] else checkpoint(site, found)

@@ -139,6 +139,7 @@ def finished(site: "Site", directory: Path, result: Mapping[str, Any]) -> dict[s
                 "run": directory.name, "first_step": row["first_step"], "last_step": row["last_step"], "shards": row["shards"],
                 "records": row["records"], "records_root": row["records_root"],
                 "state_digest_before": row["state_digest_before"], "state_digest": row["state_digest_after"],
+                "optimizer_digest": row["optimizer_digest_after"],
             }
             for row in windows
         ],

@@ -121,10 +121,8 @@ STUDIES = {
     **{f"influence-{name}": of("study_influence", "study", name) for name in ("kinds", "peps")},
     **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
     **{f"removal-{name}": of("study_planted", "removal", name) for name in ("sotu", "peps")},
-    **{
-        f"owners-{name}": of("study_owners", name)
-        for name in ("gsm8k", "planted", "shells", "transfer")
-    },
+    **{f"owners-{name}": of("study_owners", name) for name in ("gsm8k", "planted", "shells")},
+    "owners-transfer": of("study_transfer", "study"),
     **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
 }
 

@@ -218,7 +218,7 @@ def processes(count, rounds):
 
     speedups, paths, limits = [], [], []
     for number in range(rounds):
-        limits.append(bare_speedup(2 * count))
+        limits.append(bare_speedup(4 * count))  # about as long as the trees take
         for used in (1, 2) if number % 2 == 0 else (2, 1):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             wall, cpu = time.perf_counter(), time.process_time()
@@ -234,16 +234,18 @@ def processes(count, rounds):
         assert root == joined
         speedups.append(alone / shared)
         paths.append(alone_cpu / shared_cpu)
-    ratio = statistics.median(speedups)
+    ratio, limit = statistics.median(speedups), statistics.median(limits)
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     free = cores >= 2 and load < cores - 0.5
+    # Near-linear in what the machine gives: two "cores" of a virtual machine are often one core and a half.
+    near = ratio >= 0.9 * limit
     record(
         "tree.processes", "two processes hash half of the leaves each into one tree, against one process", unit="x wall time",
         ours=ratio, peer=1.0, peer_name="one process", peer_version="", ratio=ratio, better="higher", n=rounds, spread=spread(speedups),
-        bar="ratio >= 1.7", holds=ratio >= 1.7 if ratio >= 1.7 or free else None,
+        bar="ratio >= 0.9 x bare hashing's in the same run", holds=near if near or free else None,
         note=f"{count} leaves, {cores} cores, load {load:.1f}" + ("" if free else ": other work ran, a miss says nothing")
         + f"; CPU seconds of one process over those of the busier of two: {statistics.median(paths):.2f} ({spread(paths)})"
-        + f"; bare hashing alone against two processes, wall time: {statistics.median(limits):.2f} ({spread(limits)})",
+        + f"; bare hashing alone against two processes, wall time: {limit:.2f} ({spread(limits)})",
     )  # fmt: skip
 
 

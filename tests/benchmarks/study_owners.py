@@ -1,4 +1,4 @@
-"""What owners are worth: `make accept STUDY=owners-gsm8k`, `owners-planted`, `owners-shells`, `owners-transfer`.
+"""What owners are worth: `make accept STUDY=owners-gsm8k`, `owners-planted`, `owners-shells`.
 
 Records are whole solutions of grade-school problems (GSM8K), as characters; the buyer's target is human solutions of *other* problems. Owners are four
 models and the human who solved the same problems, with 21.7, 39.0, 34.7, 56.3 and 100 % correct answers. Utilities are held-out losses of the char-GPT of
@@ -8,7 +8,6 @@ is Student's over the target's records and adds the variance over seeds.
 
 import hashlib
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -221,38 +220,4 @@ def shells():
         high=worst, level=0.95, spread="least and largest of the ways", bar="<= 1", holds=bool(worst <= 1),
         note=f"value {np.mean(base_R):.4f} ± {half:.4f} nats; gains: {'; '.join(notes)}; 4 lots, mean purity {pure:.2f}",
         command="make accept STUDY=owners-shells",
-    )  # fmt: skip
-
-
-def transfer():
-    """Values from three small proxies against a model ten times as large as the middle one."""
-    from scipy.stats import spearmanr
-
-    names = list(CORRECT)
-    texts = solutions(60)
-    rows = [(name, text) for name in names for text in texts[name]]
-    found, member_KN = stored("transfer", rows), by_owner(rows, names)
-    models = {
-        "0.02M": replace(MODEL, num_layers=1, dim=32, num_heads=2, num_kv_heads=2, ffn_dim=80),
-        "0.11M": MODEL,
-        "0.11M, 1 wide layer": replace(MODEL, num_layers=1, dim=96, ffn_dim=256),
-        "1.2M": replace(MODEL, num_layers=4, dim=152, ffn_dim=432),
-    }
-    mean = {}
-    for name, model in models.items():
-        mean[name] = valued(found, member_KN, model, SEEDS[:1] if name == "1.2M" else SEEDS[:2])[
-            0
-        ].mean(axis=0)
-    large = np.maximum(mean["1.2M"], 0)
-    notes, rhos = [], {}
-    for name in list(models)[:3]:
-        small = np.maximum(mean[name], 0)
-        moved = float(np.abs(small / small.sum() - large / large.sum()).sum() / 2)
-        rhos[name] = float(spearmanr(mean[name], mean["1.2M"]).statistic)
-        notes.append(f"{name}: rho {rhos[name]:.2f}, {moved:.1%} of the pool changes hands")
-    record(
-        "accept.jsonl", "valuation.owners.transfer", packages=PACKAGES, kind="hypothesis", seeds=list(SEEDS[:2]), n=1, unit="1",
-        what="Spearman correlation of owner values, smallest proxy against a 1.2M model", estimate=rhos["0.02M"], low=min(rhos.values()),
-        high=max(rhos.values()), level=None, spread="least and largest of three proxies", bar=">= 0.8", holds=rhos["0.02M"] >= 0.8,
-        note="; ".join(notes) + "; the large model has 1.2M parameters and one seed, not the 7M of the plan", command="make accept STUDY=owners-transfer",
     )  # fmt: skip

@@ -77,14 +77,15 @@ def test_a_lost_file_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_changed_table_is_made_again(tmp_path: Path) -> None:
-    """A table that a killed run wrote is not taken for the result's own; other files are their checks' business."""
-    make = Maker(tmp_path, files=["tables/prices.parquet", "runs/a.json"])
+    """A table or a file of a run is not taken for the result's own once it changed; other files are their checks' business."""
+    make = Maker(tmp_path, files=["tables/prices.parquet", "runs/a.json", "ledger/checkpoint"])
     ask(tmp_path, make)
-    (tmp_path / "runs/a.json").write_text("other")
+    (tmp_path / "ledger/checkpoint").write_text("other")
     assert ask(tmp_path, make).reused
-    (tmp_path / "tables/prices.parquet").write_text("other")
-    assert not ask(tmp_path, make).reused
-    assert (tmp_path / "tables/prices.parquet").read_text() == "content"
+    for name in ("tables/prices.parquet", "runs/a.json"):
+        (tmp_path / name).write_text("other")
+        assert not ask(tmp_path, make).reused
+        assert (tmp_path / name).read_text() == "content"
 
 
 def test_what_was_made_from_moving_inputs_is_used_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from trainer_corpus import make_run, record_id
 
-from trainer.checkpoint import load_model, newest, verify
+from trainer.checkpoint import load_model, newest, read_tensors, verify
 from trainer.data import BatchPlan
 from trainer.errors import (
     EXIT_DONE,
@@ -106,6 +106,9 @@ def test_windows_join_states_and_name_their_records(whole):
     for before, after in itertools.pairwise(windows):
         assert before["state_digest_after"] == after["state_digest_before"]
     assert windows[-1]["state_digest_after"] == verify(directory / "step-12").root
+    optim = {name: one for name, one in read_tensors(directory / "step-12") if "optim." in name}
+    assert windows[-1]["optimizer_digest_after"] == state_root(optim)
+    assert len({w["optimizer_digest_after"] for w in windows}) == 3
     for window in windows:
         steps = range(window["first_step"] - 1, window["last_step"])
         seen = {name for step in steps for _, name in plan.records(step)}

@@ -266,7 +266,7 @@ def children(parent):
 @needs_proc
 def test_a_worker_ends_with_its_parent():
     """A worker in the middle of a long task follows a parent that was killed without a word."""
-    code = "import os, time, valuation.retraining as r; r.follow_parent(os.getppid()); print(os.getpid(), flush=True); time.sleep(90)"
+    code = "import os, time, valuation.workers as r; r.follow_parent(os.getppid()); print(os.getpid(), flush=True); time.sleep(90)"
     shell = subprocess.Popen(
         ["/bin/sh", "-c", f"{sys.executable} -c '{code}' & wait"], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

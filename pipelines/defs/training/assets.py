@@ -33,7 +33,7 @@ def training_plan(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="3", kinds={"pytorch"}, owners=OWNERS)
 def checkpoint(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result, training_plan: Result,
