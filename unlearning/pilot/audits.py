@@ -132,6 +132,10 @@ class Audits:
         """Median bits ahead of chance."""
         return float(np.median(self._values(name, "exposure", "exposure")))
 
+    def model(self, name: str) -> Transformer:
+        """A model of the study by its name."""
+        return self._model(name)[0]
+
     def _values(self, name: str, attack: str, score: str) -> NDArray[np.float64]:
         evidence, model = self.evidence(name)
         return evidence.per_person(model, [attack], score)[1]
