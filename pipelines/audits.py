@@ -28,10 +28,17 @@ TIERS = {
         "weights: a few steps on retained records, best step counts",
     ),
 }
-NOT_TESTED = (
-    "quantised builds of the model",
-    "fine-tuning on a part of the forgotten records themselves",
-    "sampled decoding with many tries, prefill and logit-lens attacks",
+SECONDARY = {
+    "bits": "quantised builds of the model",
+    "sources": "fine-tuning on a part of the forgotten records, on their public lines or on look-alikes",
+    "samples": "sampled decoding with many tries",
+    "asked": "paraphrased, inverted, one-hop, forced and obliging questions",
+    "shots": "more than three demonstrations, and demonstrations of related people",
+    "candidates": "the rank of a secret among candidates",
+    "memberships": "membership by other scores than the loss",
+}
+NEVER_TESTED = (
+    "prompts optimised against the model",
     "backups, and copies of the model outside of this home",
 )
 
@@ -72,8 +79,18 @@ def read_audit(home: Path, result: "Result") -> Audit:
             Control(name=row["name"], holds=row["holds"], detail=row["detail"])
             for row in body["controls"]
         ),
-        not_tested=NOT_TESTED,
+        not_tested=not_tested(body["plan"]),
     )
+
+
+def not_tested(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the plan's adversary did not try, so that nobody takes silence for safety.
+
+    Args:
+        plan: The plan that the audit was judged by.
+    """
+    tried = plan["attacks"].get("repertoire", {})
+    return (*(what for name, what in SECONDARY.items() if not tried.get(name)), *NEVER_TESTED)
 
 
 def _sentence(text: str) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 REPLACED = ".replaced.tmp"
 """Suffix of a checkpoint while another of the same step takes its place."""
+_GROUP_BYTES = 2**24  # read at a time: enough that small checkpoints are read at once
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -135,7 +136,7 @@ def load_model(
     import torch
 
     from trainer.model import Transformer
-    from trainer.root import state_root
+    from trainer.root import leaves_root, state_leaves
 
     manifest = verify(directory)
     if expected_root is not None and manifest.root != expected_root:
@@ -156,18 +157,37 @@ def load_model(
             f"{directory.name}: of another model: expected specification {model_digest(spec)}, "
             f"got {manifest.model_digest}"
         )
-    state = {
-        name: torch.empty(meta.size, dtype=meta.properties.dtype) for name, meta in index.items()
-    }
-    load_tensors(directory, state, alone=True)
-    if (got := state_root(state)) != manifest.root:
+    leaves: dict[str, bytes] = {}
+    for names in _groups(index):
+        state = {
+            name: torch.empty(index[name].size, dtype=index[name].properties.dtype)
+            for name in names
+        }
+        load_tensors(directory, state, alone=True)
+        leaves |= state_leaves(state)
+        with torch.no_grad():
+            for name in weights.keys() & state.keys():
+                weights[name].copy_(state[name])
+    if (got := leaves_root(leaves)) != manifest.root:
         raise AlteredCheckpointError(
             f"{directory.name}: expected root {manifest.root}, its tensors have {got}"
         )
-    with torch.no_grad():
-        for name, weight in weights.items():
-            weight.copy_(state[name])
     return model.eval()
+
+
+def _groups(index: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Names in groups of about 16 MB: a checkpoint is three times its model, and only a group of it is held beside the model."""
+    group: list[str] = []
+    room = _GROUP_BYTES
+    for name, meta in index.items():
+        size = meta.size.numel() * meta.properties.dtype.itemsize
+        if group and size > room:
+            yield group
+            group, room = [], _GROUP_BYTES
+        group.append(name)
+        room -= size
+    if group:
+        yield group
 
 
 def model_state(model: torch.nn.Module) -> dict[str, Tensor]:

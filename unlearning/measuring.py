@@ -5,8 +5,8 @@ like in `rows.parquet`) before the next one begins, so that a killed audit goes 
 publishes the same bytes. TAG is an HMAC under the request's key of plan and material: parts of another plan, other records or
 another model shape are not taken. The parts are removed when `rows.parquet` stands.
 
-Attacks that train get a function that loads the model instead of the model, and train what it gives: weights, two moments and one layer's
-gradient are then all there is in memory, about three copies of the model.
+Attacks that train get a function that loads the model instead of the model, and train what it gives: weights, moments and one layer's
+gradient are then all there is in memory, less than three copies of the model.
 """
 
 from __future__ import annotations
@@ -130,7 +130,10 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
             def fresh(folder: Path = folder, role: str = role) -> Transformer:
                 if role == RANDOM:
                     return random_model(shape, inputs.plan.seed)
-                return load_model(folder, shape)
+                _give_back()
+                model = load_model(folder, shape)
+                _give_back()
+                return model
 
             if name in TRAINING:
                 loaded = None
@@ -140,6 +143,7 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
                     loaded = None  # before the next one is read
                     loaded = (role + digest, fresh())
                 found = attack(loaded[1], material)
+            _give_back()
             own = _rows_of(found, role, digest, inputs, material)
             write_rows(part, to_table(own))
             rows += own
@@ -148,6 +152,17 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
             progress.write(json.dumps(line) + "\n")
             progress.flush()
     return rows
+
+
+def _give_back() -> None:
+    """Return freed memory to the system: glibc keeps what many loads and attacks freed, in pieces, up to another copy of the model."""
+    import ctypes
+    import sys
+
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not in every libc
+        if trim is not None:
+            trim(0)
 
 
 def remove_parts(directory: Path) -> None:

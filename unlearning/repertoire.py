@@ -19,7 +19,7 @@ candidates          rank of the secret among candidates, truth ratio with so man
 memberships         zlib, Min-K, Min-K++, reference                                                    membership
 ==================  =================================================================================  =============================
 
-Within one source the adversary chooses the best budget, learning rate and step, and so it does on gold. Defaults are empty: an
+`NAMED` has three ready: none, cheap (no training, no long prompts) and full. Within one source the adversary chooses the best budget, learning rate and step, and so it does on gold. Defaults are empty: an
 audit without a repertoire is the one it always was, with the same plan digest.
 """
 
@@ -115,3 +115,10 @@ FULL = Repertoire(
     asked=ASKED, samples=(1, 4, 16, 64), shots=(1, 2, 4, 8, 16, 32), shot_sources=SHOT_SOURCES, sources=SOURCES,
     rates=("0.0001", "0.0003", "0.001"), bits=(4, 8), candidates=101, wrong=5, memberships=SCORES,
 )  # fmt: skip
+
+# No training and no long prompts: seconds for a hundred people and a million parameters.
+CHEAP = Repertoire(
+    asked=ASKED, samples=(1, 16, 64), bits=(4, 8), candidates=51, wrong=5, memberships=SCORES
+)
+
+NAMED = {"none": Repertoire(), "cheap": CHEAP, "full": FULL}

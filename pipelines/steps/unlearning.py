@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -314,6 +315,7 @@ def audit_inputs(site: "Site", erasure: "Result", models: Mapping[str, "Result"]
         "lookalikes": _lookalikes_digest(site),
         "batch": erasure["batch"],
         "attack_steps": list(site.size.attack_steps),
+        "secondary": site.size.secondary,
         "size": site.size.name,
     }
 
@@ -336,7 +338,7 @@ def robustness_audit(
         },
         "sealed": _sealed_paths(site, erasure, anywhere), "retained": {"file": relative(retained, anywhere)},
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
-        "attacks": {"fine_tune_steps": list(site.size.attack_steps)},
+        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary),
         "ledger": _known(site, [models["original"]["root"], models["unlearned"]["root"], *(gold["root"] for gold in models["gold"]["golds"])]),
     }  # fmt: skip
     if (lookalikes := _lookalikes(site)) is not None:
@@ -374,6 +376,14 @@ def robustness_audit(
         "files": files, "run": directory.name, "verdict": audit["verdict"], "entry": entries["audit"], "plan_digest": plan_digest, "people": erasure["people"], "batch": erasure["batch"],
         "gold_seeds": len(models["gold"]["golds"]), "skipped": "",
     }  # fmt: skip
+
+
+def _repertoire(name: str) -> dict[str, Any]:
+    """The size's secondary attacks as an audit's settings; nothing for none."""
+    from unlearning.repertoire import NAMED, Repertoire
+
+    chosen = NAMED[name]
+    return {} if chosen == Repertoire() else {"repertoire": json.loads(json.dumps(asdict(chosen)))}
 
 
 def _known(site: "Site", roots: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from unlearning.repertoire import FULL
 from unlearning.statistics import wilson_bounds
 
 PACKAGES = ("torch", "numpy", "scipy")
-LIMITS = AttackPlan(fine_tune_steps=(10, 25, 50, 100), repertoire=FULL)
+LIMITS = AttackPlan(fine_tune_steps=(10, 25, 50), repertoire=FULL)
 
 
 class Clock:

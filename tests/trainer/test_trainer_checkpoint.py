@@ -269,3 +269,16 @@ def test_another_shape_is_refused(step):
     ):
         with pytest.raises(OtherModelError, match="of another model"):
             load_model(step, spec)
+
+
+@pytest.mark.parametrize("room", [1, 4096, 2**30])
+def test_reading_by_groups_changes_nothing(home, monkeypatch, room):
+    """One tensor at a time, a few, or all at once: the same weights, the same root, and another root is refused."""
+    monkeypatch.setattr("trainer.checkpoint._GROUP_BYTES", room)
+    folder = newest(home / "r")
+    model = load_model(folder, MODEL, verify(folder).root)
+    stored = _state(folder)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, stored[f"model.{name}"]), name
+    with pytest.raises(AlteredCheckpointError, match="expected root"):
+        load_model(folder, MODEL, "0" * 64)

@@ -181,7 +181,7 @@ def test_the_part_that_is_trained_on_is_not_scored(original, material):
 
 
 def test_training_weight_by_weight_is_adamw(original, material):
-    """Updating each weight as its gradient arrives gives what one AdamW step over all gives."""
+    """Updating each weight as its gradient arrives is AdamW over all, but for a first moment of 8 bits (a hundredth of a step)."""
     batches = [[material.retained[i].tokens for i in b] for b in drawn_batches(material)]
     *_, (_, fast) = attacked(original, batches, "0.001", (1, 3))
     slow = Transformer(original.spec)
@@ -194,7 +194,10 @@ def test_training_weight_by_weight_is_adamw(original, material):
         loss.backward()
         optimizer.step()
     for name, value in slow.state_dict().items():
-        assert torch.allclose(value, fast.state_dict()[name], atol=1e-6), name
+        gap = (value - fast.state_dict()[name]).abs()
+        assert gap.mean() < 0.01 * 0.001, name
+        assert gap.max() < 0.5 * 0.001, name
+        assert (value - original.state_dict()[name]).abs().mean() > 0.5 * 0.001, name
 
 
 def test_a_loader_gives_what_the_model_gives(study, original, material):

@@ -60,6 +60,7 @@ def restoring(
         for rate in plan.rates:
             for step, after in attacked(model, batches, rate, limits.fine_tune_steps):
                 measured += ask(after, asked, f"restored/{source}/lr-{rate}/step-{step}")
+                del after  # or it would stay while the next one is loaded
     return measured
 
 

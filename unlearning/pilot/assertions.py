@@ -26,7 +26,7 @@ MANY = (
     64  # people from which the notes' numbers hold; below, AUC and epsilon are too coarse for them
 )
 HOT = "0.01"  # rate at which tier 3 wipes the original here; at the notes' 0.001 this model keeps its memory
-HOOKS = {"A11": "unlearning.pilot.association:holds", "A12": "unlearning.pilot.depth:holds"}
+HOOKS = {"A11": "unlearning.pilot.ripple:holds", "A12": "unlearning.pilot.depth:holds"}
 """Functions `(Audits) → (bool, str)`; a study says so where they are not there."""
 
 

@@ -10,7 +10,7 @@ utility means here), under the attacks `control/lookalike` and `control/retained
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +50,7 @@ class Audits:
     study: Study
     limits: AttackPlan
     material: Material
+    _read: dict[str, list[Row]] = field(default_factory=dict)
 
     @property
     def golds(self) -> list[str]:
@@ -70,7 +71,9 @@ class Audits:
             for _, attack in (*measurements(), *secondary_measurements(self.limits.repertoire)):
                 found += attack(model, self.material)
             write_rows(path, to_table(self._rows_of(found, digest)))
-        return [Row(**row) for row in read_rows(path).to_pylist()]
+        if name not in self._read:
+            self._read[name] = [Row(**row) for row in read_rows(path).to_pylist()]
+        return self._read[name]
 
     def audit(self, unlearned: str, golds: Sequence[str] | None = None, lr: str = "") -> Verdict:
         """The verdict on one model.
@@ -128,6 +131,10 @@ class Audits:
     def exposure(self, name: str) -> float:
         """Median bits ahead of chance."""
         return float(np.median(self._values(name, "exposure", "exposure")))
+
+    def model(self, name: str) -> Transformer:
+        """A model of the study by its name."""
+        return self._model(name)[0]
 
     def _values(self, name: str, attack: str, score: str) -> NDArray[np.float64]:
         evidence, model = self.evidence(name)

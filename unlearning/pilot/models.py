@@ -11,6 +11,7 @@ the same weights, bit for bit, on one thread (assertion A13).
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unlearning.pilot.people import make_pages, make_people, write_tokenizer
-from unlearning.pilot.profiles import LENGTH
-from unlearning.probes import FileTokenizer
+from unlearning.pilot.profiles import LENGTH, METHOD_STEPS, METHOD_STRIDE
+from unlearning.probes import FileTokenizer, secret_in, trained_probes
+from unlearning.scoring import score_probes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,8 +110,19 @@ class Study:
         )
 
     def unlearned(self, method: str) -> Path:
-        """A method of the profile, applied to the original."""
-        from trainer.checkpoint import verify
+        """A method of the profile, applied to the original and stopped by the notes' rule.
+
+        The rate is constant, so that a checkpoint of step N is what a run of N steps gives. Of those every five steps, the first is
+        taken under which the forgotten numbers are no likelier than under the first gold model and at most one in 64 comes
+        out; if there is none, the last.
+
+        Args:
+            method: a name of the profile's methods.
+
+        Returns:
+            The checkpoint of that step.
+        """
+        from trainer.checkpoint import complete_steps, verify
 
         chosen, original = self.profile.methods[method], self.original()
         optim = {
@@ -123,10 +136,34 @@ class Study:
             "settings": chosen.settings,
         }  # fmt: skip
         spec = self.run_spec(
-            method, kind="unlearn", entry="unlearning.methods.objective:run", steps=chosen.steps, optim=optim, extra=extra,
+            method, kind="unlearn", entry="unlearning.methods.objective:run", steps=METHOD_STEPS, optim=optim, extra=extra,
             excluded=self._excluded(), init=f"../original/{original.name}", init_root=verify(original).root,
         )  # fmt: skip
-        return self.trained(method, spec)
+        config = dataclasses.replace(
+            spec.config, checkpoint_every=METHOD_STRIDE, keep_last=METHOD_STEPS // METHOD_STRIDE
+        )
+        last = self.trained(method, dataclasses.replace(spec, config=config))
+        note = self.folder / method / "stopped"
+        if not note.exists():
+            steps = [folder for step, folder in complete_steps(self.folder / method) if step]
+            stopped = next((folder for folder in steps if self._looks_forgotten(folder)), last)
+            note.write_text(stopped.name)
+        return self.folder / method / note.read_text()
+
+    def _looks_forgotten(self, folder: Path) -> bool:
+        """The notes' stop rule: log-probability of the numbers at most gold's, exact match at most 1/64."""
+        (ours, leaks), (theirs, _) = self._numbers(folder), self._numbers(self.gold(0))
+        return ours <= theirs and leaks <= 1 / 64
+
+    def _numbers(self, folder: Path) -> tuple[float, float]:
+        """Mean log-probability of the forgotten numbers, and the share that comes out."""
+        from trainer.checkpoint import load_model
+
+        model = load_model(folder, self.profile.model(self.vocab_size))
+        numbered = [r for r in self.people["forgotten"] if secret_in(r.text)]
+        tokenizer = FileTokenizer(self.folder / "tokenizer.json")
+        scores = score_probes(model, trained_probes(numbered, tokenizer))
+        return float(-scores.loss_N.mean()), float(scores.exact_N.mean())
 
     def _excluded(self) -> Any:
         from trainer.spec import Excluded

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainer.spec import ModelSpec
 
 LENGTH = 64
+METHOD_STEPS, METHOD_STRIDE = 200, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +27,7 @@ class Forgetting:
     """One method and the numbers it runs with here; chosen once, not tuned per method."""
 
     lr: str
-    """Peak learning rate, decimal string."""
-    steps: int
-    """Optimiser steps."""
+    """Learning rate, constant, decimal string."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Changes of the method's published settings."""
 
@@ -69,19 +68,20 @@ SMOKE = Profile(
     name="smoke", counts={"retained": 64, "forgotten": 16, "lookalike": 16}, pages=16, layers=2, dim=48, steps=750, rows=4, lr=0.006, golds=2
 )  # fmt: skip
 
-# Rates and steps of the notes' section 5.1, where the methods stop at 200 steps or when gold's level is reached; here they stop
-# after fixed steps, since a stop rule that looks at gold costs the retraining that the method is meant to save.
+# Rates of the notes' section 5.1. As there, a method stops when it has done what it can see: the forgotten numbers are no likelier than
+# under gold and no more than one of 64 comes out; else after 200 steps (`models.Study.unlearned`). The rule looks at gold, which a
+# method in earnest cannot; the study asks what attacks find behind numbers that look right.
 PILOT = Profile(
     name="pilot", counts={"retained": 256, "forgotten": 64, "lookalike": 64}, pages=128, layers=4, dim=64, steps=1600, rows=16, lr=0.003, golds=3,
     methods={
-        "ascent": Forgetting(lr="0.0001", steps=20),
-        "graddiff": Forgetting(lr="0.0002", steps=15),
-        "kl": Forgetting(lr="0.0002", steps=10),
-        "npo": Forgetting(lr="0.0002", steps=200),
-        "simnpo": Forgetting(lr="0.0002", steps=200),
-        "rmu": Forgetting(lr="0.0005", steps=200, settings={"layers": [1]}),
-        "finetune": Forgetting(lr="0.0005", steps=200),
-        "rau": Forgetting(lr="0.0005", steps=200),
+        "ascent": Forgetting(lr="0.0001"),
+        "graddiff": Forgetting(lr="0.0002"),
+        "kl": Forgetting(lr="0.0002"),
+        "npo": Forgetting(lr="0.0002"),
+        "simnpo": Forgetting(lr="0.0002"),
+        "rmu": Forgetting(lr="0.0005", settings={"layers": [1]}),
+        "finetune": Forgetting(lr="0.0005"),
+        "rau": Forgetting(lr="0.0005"),
     },
 )  # fmt: skip
 
