@@ -1,11 +1,21 @@
 """Reads `audit.json` of an audit run into the report's form: rates as counts, bounds, margins, verdicts."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.reports.audit import Audit, Control, Membership, Rate, TierRow, Utility, ZeroBound
+from pipelines.reports.audit import (
+    Audit,
+    Control,
+    Membership,
+    Rate,
+    SideAttack,
+    TierRow,
+    Utility,
+    ZeroBound,
+)
 from pipelines.reports.parts import Estimate, NotAvailable
 
 if TYPE_CHECKING:
@@ -57,7 +67,7 @@ def read_audit(home: Path, result: "Result") -> Audit:
         endpoints = {name: row | {"status": "INVALID"} for name, row in endpoints.items()}
     tiers = tuple(_tier(name, endpoints[name]) for name in TIERS if name in endpoints)
     return Audit(
-        method="NPO with a retain term",
+        method=result["method"],
         num_people=result["people"],
         num_gold_seeds=result["gold_seeds"],
         plan_digest=body["plan_digest"],
@@ -79,6 +89,7 @@ def read_audit(home: Path, result: "Result") -> Audit:
             Control(name=row["name"], holds=row["holds"], detail=row["detail"])
             for row in body["controls"]
         ),
+        side=tuple(_side(row) for row in body.get("secondary", ())),
         not_tested=not_tested(body["plan"]),
     )
 
@@ -91,6 +102,14 @@ def not_tested(plan: Mapping[str, Any]) -> tuple[str, ...]:
     """
     tried = plan["attacks"].get("repertoire", {})
     return (*(what for name, what in SECONDARY.items() if not tried.get(name)), *NEVER_TESTED)
+
+
+def _side(row: Mapping[str, Any]) -> SideAttack:
+    return SideAttack(
+        name=row["name"], original=float(row["original"]), unlearned=float(row["unlearned"]),
+        gold=max(float(value) for value in row["gold"]) if row["gold"] else math.nan, bound=_number(row["high"]),
+        margin=float(row["margin"]), leaks=row["leaks"], best=row["best"],
+    )  # fmt: skip
 
 
 def _sentence(text: str) -> str:

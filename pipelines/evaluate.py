@@ -7,12 +7,15 @@ takes target records as the sampling unit (ratio estimate, Cochran 1977, equatio
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provenance import write_atomic
 
 if TYPE_CHECKING:
-    from trainer import RunSpec
+    from collections.abc import Sequence
+
+    from trainer import RunSpec, TokenStore
+    from trainer.model import Transformer
 
 
 def run(run: "RunSpec", directory: Path) -> int:
@@ -25,18 +28,44 @@ def run(run: "RunSpec", directory: Path) -> int:
     Returns:
         0.
     """
-    import numpy as np
-
     from trainer import TokenStore
     from trainer.checkpoint import load_model
-    from trainer.generate import evaluate
 
     extra = run.config.extra
     target = TokenStore.open(directory / extra["target"], extra["target_digest"])
     training = TokenStore.open(directory / run.tokens, run.tokens_digest)
     model = load_model(directory / run.init, run.config.model, run.init_root)
     sequences = [target.tokens(int(index)) for index in target.live_N]
-    nll_N, tokens_N = evaluate(model, sequences, run.config.batch.rows, run.config.batch.length)
+    batch = run.config.batch
+    body = measure(model, sequences, training, batch.rows, batch.length)
+    write_atomic(directory / "evaluation.json", json.dumps(body, sort_keys=True).encode())
+    write_atomic(
+        directory / "result.json",
+        json.dumps({"format": 1, "run": run.run, "status": "done"}).encode(),
+    )
+    return 0
+
+
+def measure(
+    model: "Transformer", sequences: "Sequence[Any]", training: "TokenStore", rows: int, length: int
+) -> dict[str, Any]:
+    """Loss of a model on held-out records, beside the unigram baseline.
+
+    Args:
+        model: The model.
+        sequences: Tokens of each record, two or more, with end-of-text.
+        training: What the baseline's frequencies are of.
+        rows: Rows of a batch.
+        length: Tokens of a row.
+
+    Returns:
+        loss, se, gain_se and baseline in nats per token; numbers of records and tokens.
+    """
+    import numpy as np
+
+    from trainer.generate import evaluate
+
+    nll_N, tokens_N = evaluate(model, sequences, rows, length)
     _, flat = training.csr()
     counts = np.bincount(flat, minlength=training.vocab_size) + 1.0
     surprisal = -np.log(counts / counts.sum())
@@ -49,17 +78,7 @@ def run(run: "RunSpec", directory: Path) -> int:
         residual_N = total_N - total_N.sum() / tokens_N.sum() * tokens_N
         return float(np.sqrt(n / max(1, n - 1) * (residual_N**2).sum()) / tokens_N.sum())
 
-    body = {
-        "loss": float(loss),
-        "se": error(nll_N),
-        "gain_se": error(baseline_N - nll_N),
-        "baseline": float(baseline),
-        "records": n,
-        "tokens": int(tokens_N.sum()),
-    }
-    write_atomic(directory / "evaluation.json", json.dumps(body, sort_keys=True).encode())
-    write_atomic(
-        directory / "result.json",
-        json.dumps({"format": 1, "run": run.run, "status": "done"}).encode(),
-    )
-    return 0
+    return {
+        "loss": float(loss), "se": error(nll_N), "gain_se": error(baseline_N - nll_N), "baseline": float(baseline),
+        "records": n, "tokens": int(tokens_N.sum()),
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Commands that trace: `why` (in what two runs differ)."""
+"""Commands that trace and confirm: `why` (in what two runs differ), `confirm` (the model on what nobody looked at)."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.cli.asking import this_site
+from pipelines.results import Result, latest
 
 if TYPE_CHECKING:
     from pipelines.site import Site
@@ -50,6 +51,30 @@ def why(
     for item, one, two in rows:
         table.add_row(item, one, two)
     console.print(table)
+
+
+def confirm() -> None:
+    """Open the sealed part of the target, once for a plan, and measure the released model on it; 1 if the plan's threshold fails."""
+    from pipelines.steps.confirmation import confirm as opened
+
+    site = this_site()
+    parts = [_made(site, name) for name in ("evaluation_plan", "tokens", "checkpoint")]
+    found = opened(site, *parts)
+    console.print(
+        f"target_confirm, {found.records} records: loss {found.loss:.4f} ± {found.se:.4f} nats per token, gain over unigrams "
+        f"{found.gain:.4f} ± {found.gain_se:.4f}, threshold {found.threshold:.3f}: {'holds' if found.holds else 'does not hold'} "
+        f"(ledger entry {found.entry})",
+        highlight=False,
+    )
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+def _made(site: "Site", name: str) -> "Result":
+    found = latest(site.home.results, name)
+    if found is None:
+        raise ValueError(f"{name} was not made yet: run `dataworth run` first")
+    return found
 
 
 def _settings(run: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -112,4 +137,4 @@ def _found(site: "Site", name: str) -> tuple["Versions", dict[str, Any] | None]:
     return Versions.of(run.get("versions")), run
 
 
-COMMANDS = [why]
+COMMANDS = [why, confirm]

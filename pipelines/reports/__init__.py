@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Membership,
         Rate,
         Request,
+        SideAttack,
         TierRow,
         Utility,
         Verdict,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Audit": "audit",
+    "SideAttack": "audit",
     "Control": "audit",
     "Corpus": "model",
     "Coverage": "owners",
@@ -137,6 +139,7 @@ __all__ = [
     "Request",
     "RunRef",
     "Seed",
+    "SideAttack",
     "Strip",
     "TierRow",
     "Utility",

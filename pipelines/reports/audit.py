@@ -125,6 +125,24 @@ class ZeroBound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SideAttack:
+    """One attack beside the tiers: it can only make a verdict worse."""
+
+    name: str
+    original: float
+    unlearned: float
+    gold: float
+    """Of the gold model that gives most."""
+    bound: float | None
+    """One-sided upper 95 % bound of unlearned - gold."""
+    margin: float
+    leaks: bool
+    """Whether it is beyond the margin after Holm's adjustment over all of them."""
+    best: str
+    """The budget at which the adversary did best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     """The robustness audit of an unlearned checkpoint against the retrained gold model."""
 
@@ -144,6 +162,8 @@ class Audit:
     reason: str
     controls: tuple[Control, ...] = ()
     """Positive and negative controls, also those that held."""
+    side: tuple[SideAttack, ...] = ()
+    """Secondary attacks of the plan; none at sizes that don't carry them."""
     not_tested: tuple[str, ...] = ()
     """Attacks and copies that this audit did not look at."""
 
@@ -163,6 +183,7 @@ class Audit:
         failed += [f"control {item.name} does not hold" for item in self.controls if not item.holds]
         if self.num_gold_seeds < 2:
             failed.append(f"{self.num_gold_seeds} gold model(s), and one is never enough")
+        failed += [f"{item.name} leaks" for item in self.side if item.leaks]
         if failed or not self.tiers:
             found = "; ".join(failed) or "no tier at all"
             raise ReportError(f"audit verdict PASS needs every part to be PASS; got {found}")

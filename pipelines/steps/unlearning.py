@@ -374,7 +374,7 @@ def robustness_audit(
     files += erasure_receipts(site, corpus, erasure, body, entries)
     return body["audit"], {
         "files": files, "run": directory.name, "verdict": audit["verdict"], "entry": entries["audit"], "plan_digest": plan_digest, "people": erasure["people"], "batch": erasure["batch"],
-        "gold_seeds": len(models["gold"]["golds"]), "skipped": "",
+        "gold_seeds": len(models["gold"]["golds"]), "method": models["unlearned"]["method"], "skipped": "",
     }  # fmt: skip
 
 

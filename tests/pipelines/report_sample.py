@@ -38,6 +38,7 @@ from pipelines.reports import (
     Request,
     RunRef,
     Seed,
+    SideAttack,
     Strip,
     TierRow,
     Utility,
@@ -105,6 +106,18 @@ def audit(**changes: Any) -> Audit:
         verdict="FAIL",
         reason="tier 3 and membership exceed their margins",
         controls=(Control(name="original leaks", holds=True, detail="expected 0.95, saw 1.00"),),
+        side=(
+            SideAttack(
+                name="sampled/k-64",
+                original=1.0,
+                unlearned=0.541,
+                gold=0.0,
+                bound=0.662,
+                margin=0.05,
+                leaks=True,
+                best="64 samples",
+            ),
+        ),
         not_tested=("Copies of the model that left the house.",),
     )
     return replace(made, **changes)

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
-from pipelines.audits import NEVER_TESTED, SECONDARY, not_tested
+from pipelines.audits import NEVER_TESTED, SECONDARY, _side, not_tested
 from pipelines.sizes import SIZES
 from unlearning.plan import AttackPlan, AuditPlan
 from unlearning.repertoire import NAMED
+from unlearning.secondary import Secondary
+from unlearning.verdict import _plain
 
 
 def plan_of(name):
@@ -53,3 +56,15 @@ def test_a_repertoire_survives_the_way_into_a_run_file():
     values["attacks"]["repertoire"] = written
     read = AuditPlan.from_json(values).attacks.repertoire
     assert dataclasses.asdict(read) == dataclasses.asdict(NAMED["full"])
+
+
+def test_a_secondary_attack_is_read_as_the_audit_wrote_it():
+    """Numbers, the worst of several gold models, and whether it leaks after the adjustment."""
+    row = Secondary(
+        name="sampled/k-64", people=64, original=1.0, unlearned=0.54, gold=(0.0, 0.02), low=0.4, high=0.63, margin=0.05, p_value=0.0,
+        p_holm=0.0, leaks=True, best="k = 64",
+    )  # fmt: skip
+    written = json.loads(json.dumps(_plain(dataclasses.asdict(row))))
+    found = _side(written)
+    assert (found.name, found.gold, found.bound, found.leaks) == ("sampled/k-64", 0.02, 0.63, True)
+    assert math.isnan(_side(written | {"gold": []}).gold)

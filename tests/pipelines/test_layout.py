@@ -74,8 +74,8 @@ def test_a_misspelt_layout_in_the_file_is_refused() -> None:
     )
 
 
-def test_an_objective_of_its_own_shares_rows_only(home: Path) -> None:
-    """Unlearning runs on as many copies as the layout shares rows among; the model's own runs on the layout."""
+def test_an_objective_of_its_own_runs_on_the_layout_of_the_model(home: Path) -> None:
+    """Unlearning shares the work as the training did, tensors included."""
     site = open_site(home, None, None, "dp_replicate=2 dp_shard=2 tp=2")
     result = {"chosen": site.size.layout, "world": 8, "repeated": [], "selection": {"file": ""}}
     plan = {"seeds": {"train": 1}}
@@ -85,7 +85,7 @@ def test_an_objective_of_its_own_shares_rows_only(home: Path) -> None:
 
     assert (job().layout, job().world) == (Layout(dp_replicate=2, dp_shard=2, tp=2), 8)
     other = job(entry="unlearning.methods.npo:run", kind="unlearn")
-    assert (other.layout, other.world) == (Layout(dp_replicate=4), 4)
+    assert (other.layout, other.world) == (Layout(dp_replicate=2, dp_shard=2, tp=2), 8)
 
 
 def test_the_command_refuses_before_it_starts(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def _passing() -> Audit:
         tiers=tuple(replace(row, verdict="PASS", bound=0.0406) for row in passed.tiers),
         membership=replace(passed.membership, verdict="PASS"),
         utility=replace(passed.utility, verdict="PASS"),
+        side=(),
         verdict="PASS",
     )
 
@@ -61,6 +62,7 @@ def test_pass_is_refused_above_anything_that_did_not_pass() -> None:
         {"membership": replace(good.membership, verdict="FAIL")},
         {"utility": replace(good.utility, verdict="INVALID")},
         {"controls": (Control(name="c", holds=False, detail="d"),)},
+        {"side": audit().side},
     ]
     for change in broken:
         with pytest.raises(ReportError, match="PASS needs every part"):

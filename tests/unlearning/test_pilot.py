@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from unlearning.endpoints import Status
+from unlearning.pilot import ripple
 from unlearning.pilot.assertions import controls
 from unlearning.pilot.audits import audits_of
 from unlearning.pilot.models import prepare
@@ -92,3 +93,17 @@ def test_rows_are_measured_once(smoke):
     before = path.stat().st_mtime_ns
     smoke.audit("original")
     assert path.stat().st_mtime_ns == before
+
+
+def test_damage_follows_the_gradients_where_it_must(smoke):
+    """After one step a gradient tie foretells the damage (Taylor); the sentence names both strengths and the caveat, and no person."""
+    holds, told = ripple.holds(smoke)
+    found = re.search(r"gradient dot (-?\d\.\d\d) .*?first step (-?\d\.\d\d)", told)
+    assert float(found[2]) > 0.5
+    assert holds == (float(re.search(r"representation -?\d\.\d\d \((-?\d\.\d\d)", told)[1]) > 0)
+    assert "tautology" in told
+    assert not any(
+        name in told
+        for records in smoke.study.people.values()
+        for name in {r.subject for r in records}
+    )

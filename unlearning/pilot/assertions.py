@@ -2,8 +2,7 @@
 
 They come from two measured seeds of another implementation (project notes) and are kept as loose as there. One that does not hold
 is reported, not tuned away. A1 to A6 are controls and run at any size; the others need the methods. A15 and A16 read INVALID here
-(a control misbehaved) where the notes say INCONCLUSIVE. A11 and A12 need the modules of association and depth, and are asked of
-them by name (`HOOKS`).
+(a control misbehaved) where the notes say INCONCLUSIVE. A11 and A12 live in modules of their own (`HOOKS`).
 """
 
 from __future__ import annotations
