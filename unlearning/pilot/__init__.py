@@ -7,6 +7,7 @@
     models      trains original, gold models and every method with the trainer's own loop, resumable
     audits      attacks every model once, and puts audits together from the rows
     assertions  A1 to A16: what such a study must show
+    ripple      A11: whom forgetting one person hurts
     depth       A12: unlearning depth of the study's models
 
 `make accept STUDY=audit-pilot` runs the pilot. The people exist nowhere, so that their texts may be written to disk and their numbers may

@@ -2,17 +2,17 @@
 
 They come from two measured seeds of another implementation (project notes) and are kept as loose as there. One that does not hold
 is reported, not tuned away. A1 to A6 are controls and run at any size; the others need the methods. A15 and A16 read INVALID here
-(a control misbehaved) where the notes say INCONCLUSIVE. A11 and A12 live in modules of their own (`HOOKS`).
+(a control misbehaved) where the notes say INCONCLUSIVE. A11 and A12 are `ripple` and `depth`.
 """
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from unlearning.endpoints import Status
+from unlearning.pilot import depth, ripple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,8 +25,6 @@ MANY = (
     64  # people from which the notes' numbers hold; below, AUC and epsilon are too coarse for them
 )
 HOT = "0.01"  # rate at which tier 3 wipes the original here; at the notes' 0.001 this model keeps its memory
-HOOKS = {"A11": "unlearning.pilot.ripple:holds", "A12": "unlearning.pilot.depth:holds"}
-"""Functions `(Audits) → (bool, str)`; a study says so where they are not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,7 @@ class Assertion:
 
     name: str
     """A1 to A16."""
-    holds: bool | None
-    """None: it was not run."""
+    holds: bool
     detail: str
     """Claim and numbers."""
 
@@ -119,8 +116,8 @@ def claims(audits: Audits) -> Iterator[Assertion]:
     )  # fmt: skip
     rate = audits.rate("finetune", "direct/trained")
     yield Assertion("A10", 0.05 <= rate <= 0.6, f"finetune: tier 1 {rate:.3f} (0.05 to 0.6)")
-    for name in ("A11", "A12"):
-        yield _hooked(name, audits)
+    yield Assertion("A11", *ripple.holds(audits))
+    yield Assertion("A12", *depth.holds(audits))
     yield _repeats(audits)
     verdict = audits.audit("random")
     rate = audits.rate("random", "direct/trained")
@@ -151,17 +148,6 @@ def _failed(verdict: Verdict, name: str) -> bool:
 
 def _list(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.3f}" for value in values)
-
-
-def _hooked(name: str, audits: Audits) -> Assertion:
-    module, function = HOOKS[name].split(":")
-    try:
-        holds = getattr(import_module(module), function)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        return Assertion(name, None, f"not run: {module} is not there")
-    return Assertion(name, *holds(audits))
 
 
 def _repeats(audits: Audits) -> Assertion:
