@@ -40,7 +40,7 @@ MEASURED = "loss"
 """Name of the rows that hold what was measured, nats summed over a query's tokens."""
 EXIT_DONE = 0
 _EXTRA = {
-    "target", "target_digest", "scores", "epochs", "subsets", "seeds", "top_queries", "random_sets",
+    "target", "target_digest", "scores", "epochs", "subsets", "seeds", "top_queries", "random_sets", "jobs",
 }  # fmt: skip
 _ROUNDING = 1e-6  # of the decimals in a document
 
@@ -50,7 +50,7 @@ def run(spec: RunSpec, directory: Path) -> int:
 
     Args:
         spec: one process; `config` has model, optimiser and batch of the retrainings, `config.extra` holds `target` (token folder) and
-            `target_digest`, `scores` (folder), `epochs`, `subsets`, `seeds`, `top_queries`, `random_sets`.
+            `target_digest`, `scores` (folder), `epochs`, `subsets`, `seeds`, `top_queries`, `random_sets`, `jobs` (processes; they change no bit).
         directory: the run's folder; the bank, judged.parquet, judgement.json and, last, result.json are written there.
 
     Returns:
@@ -78,7 +78,7 @@ def run(spec: RunSpec, directory: Path) -> int:
         random_sets=int(extra["random_sets"]),
     )  # fmt: skip
     found = judge(
-        Scores.load(directory / extra["scores"]), setting, directory, effort, seed=spec.seed
+        Scores.load(directory / extra["scores"]), setting, directory, effort, seed=spec.seed, jobs=int(extra["jobs"]),
     )  # fmt: skip
     write_atomic(directory / ROWS_FILE, rows_of(found))
     write_atomic(directory / JUDGEMENT_FILE, jcs(found.document()))

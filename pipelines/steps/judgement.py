@@ -5,6 +5,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
+from pipelines.settings import cores
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -37,7 +38,7 @@ def value_judgement(
         extra={
             "target": relative(site.home.path / target["value_folder"], anywhere), "target_digest": target["value_digest"],
             "scores": relative(site.home.runs / influence["scores_run"] / "scores", anywhere),
-            "epochs": EPOCHS, **effort,
+            "epochs": EPOCHS, "jobs": cores() if size.world > 1 else 1, **effort,
         },
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "value_digest")
