@@ -61,7 +61,7 @@ def verify(
         return
     site = this_site()
     if receipt:
-        issued = _required(site, "receipts")
+        issued = required(site, "receipts")
         _answer(
             receipt,
             lambda: _receipt_facts(
@@ -283,7 +283,7 @@ def explain(
         raise ValueError(
             f"{subject!r} has no value; the table `values` names every owner and group: dataworth sql"
         )
-    owner_values, plan = _required(site, "owner_values"), _required(site, "evaluation_plan")
+    owner_values, plan = required(site, "owner_values"), required(site, "evaluation_plan")
     table = Table("fact", "value", title=subject, show_header=False)
     _add_strip(site, subject, table)
     for row in values.iter_rows(named=True):
@@ -326,7 +326,7 @@ def _add_strip(site: "Site", subject: str, table: Table) -> None:
     path = site.home.table("surprisal")
     if len(subject) != 64 or not path.exists():
         return
-    frame = records(site, _required(site, "corpus")["version"], "record_id", "consent_display")
+    frame = records(site, required(site, "corpus")["version"], "record_id", "consent_display")
     shown = frame.filter(
         pl.col("record_id").bin.encode("hex") == subject, pl.col("consent_display")
     )
@@ -399,7 +399,7 @@ def _table(site: "Site", name: str) -> Path:
     return path
 
 
-def _required(site: "Site", asset: str) -> Result:
+def required(site: "Site", asset: str) -> Result:
     """The newest result of an asset.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pipelines.cli.asking import _required, this_site
+from pipelines.cli.asking import required, this_site
 from pipelines.erasure.choosing import known
 from pipelines.requests import OPEN_STATES, Request, RequestError, load, matching, save
 
@@ -283,7 +283,7 @@ def _records(site: "Site", version: str) -> "pl.DataFrame":
     from pipelines.steps.unlearning import held_out_records
     from pipelines.storage.versions import Versions
 
-    chosen = version or _required(site, "corpus")["version"]
+    chosen = version or required(site, "corpus")["version"]
     if version:
         versions = Versions(site.home, corpus_keys(site))
         known = [one for one in versions.ids() if one.startswith(version)]

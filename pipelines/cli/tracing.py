@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.cli.asking import this_site
-from pipelines.results import Result, latest
+from pipelines.cli.asking import required, this_site
 
 if TYPE_CHECKING:
     from pipelines.site import Site
@@ -58,7 +57,7 @@ def confirm() -> None:
     from pipelines.steps.confirmation import confirm as opened
 
     site = this_site()
-    parts = [_made(site, name) for name in ("evaluation_plan", "tokens", "checkpoint")]
+    parts = [required(site, name) for name in ("evaluation_plan", "tokens", "checkpoint")]
     found = opened(site, *parts)
     console.print(
         f"target_confirm, {found.records} records: loss {found.loss:.4f} ± {found.se:.4f} nats per token, gain over unigrams "
@@ -68,13 +67,6 @@ def confirm() -> None:
     )
     if not found.holds:
         raise typer.Exit(1)
-
-
-def _made(site: "Site", name: str) -> "Result":
-    found = latest(site.home.results, name)
-    if found is None:
-        raise ValueError(f"{name} was not made yet: run `dataworth run` first")
-    return found
 
 
 def _settings(run: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -124,7 +124,7 @@ def lines(series: Sequence[Line], x_label: str, y_label: str) -> Draw:
                 linestyle=_DASHES[number % len(_DASHES)],
                 linewidth=1.6,
                 marker="o" if len(keep) == 1 else None,
-                label=_short(line.label),
+                label=short_label(line.label),
             )
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
@@ -165,7 +165,7 @@ def bars(rows: Sequence[Bar], x_label: str) -> Draw:
                         [end, end], [place - 0.15, place + 0.15], color=palette.ink, linewidth=1.3
                     )
         axes.axvline(0, color=palette.muted, linewidth=0.9)
-        _rows_axis(axes, [row.label for row in rows])
+        rows_axis(axes, [row.label for row in rows])
         axes.set_xlabel(x_label)
         axes.grid(visible=True, axis="x", color=palette.grid, linewidth=0.7)
 
@@ -204,7 +204,7 @@ def dots(rows: Sequence[Dots], names: Sequence[str], x_label: str) -> Draw:
                 label=name,
                 zorder=3,
             )
-        _rows_axis(axes, [row.label for row in rows])
+        rows_axis(axes, [row.label for row in rows])
         axes.set_xlim(-2.5, 102.5)
         axes.set_xticks(range(0, 101, 20))
         axes.set_xlabel(x_label)
@@ -265,10 +265,10 @@ def heat(
                     color=palette.ink,
                     fontsize=7,
                 )
-        _rows_axis(axes, rows)
+        rows_axis(axes, rows)
         axes.set_xticks(
             range(len(columns)),
-            [_short(name)[:14] for name in columns],
+            [short_label(name)[:14] for name in columns],
             rotation=35,
             ha="right",
             fontsize=7,
@@ -394,15 +394,16 @@ def _figure(
         yield figure
 
 
-def _rows_axis(axes: "Axes", labels: Sequence[str]) -> None:
+def rows_axis(axes: "Axes", labels: Sequence[str]) -> None:
     """Rows from top to bottom, named on the left."""
-    axes.set_yticks(range(len(labels)), [_short(label) for label in labels])
+    axes.set_yticks(range(len(labels)), [short_label(label) for label in labels])
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
 
-def _short(label: str) -> str:
+def short_label(label: str) -> str:
+    """A label that fits beside a chart, control characters made visible."""
     text = printable(label)
     # matplotlib hides legend entries that begin with an underscore.
     text = f" {text}" if text.startswith("_") else text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipelines.reports import charts, numbers
-from pipelines.reports.charts import _rows_axis, _short
+from pipelines.reports.charts import rows_axis, short_label
 from pipelines.reports.owners import Coverage, EntropySpread, Narrowing, OwnerWorth, Strip, Worth
 from pipelines.reports.parts import NotAvailable
 
@@ -68,7 +68,7 @@ def scatter(points: Sequence[Point], x_label: str, y_label: str) -> charts.Draw:
             )  # fmt: skip
         for point in sorted(points, key=lambda p: -abs(p.x))[:_LABELLED]:
             axes.annotate(
-                _short(point.label), (point.x, point.y), xytext=(4, 4), textcoords="offset points",
+                short_label(point.label), (point.x, point.y), xytext=(4, 4), textcoords="offset points",
                 color=palette.ink, fontsize=7,
             )  # fmt: skip
         axes.axvline(0, color=palette.muted, linewidth=0.9)
@@ -100,7 +100,7 @@ def boxes(rows: Sequence[EntropySpread], x_label: str) -> charts.Draw:
                 color=palette.good, edgecolor=palette.ink, linewidth=0.8, alpha=0.55, zorder=2,
             )  # fmt: skip
             axes.plot([row.median] * 2, [place - 0.25, place + 0.25], color=palette.ink, linewidth=2, zorder=3)  # fmt: skip
-        _rows_axis(axes, [f"{row.owner} ({row.records})" for row in rows])
+        rows_axis(axes, [f"{row.owner} ({row.records})" for row in rows])
         axes.set_xlabel(x_label)
         axes.grid(visible=True, axis="x", color=palette.grid, linewidth=0.7)
 
@@ -123,7 +123,7 @@ def filled(rows: Sequence[Coverage], x_label: str) -> charts.Draw:
             axes.barh(place, 100, height=0.56, color="none", edgecolor=palette.muted, linewidth=0.8)
             axes.barh(place, 100 * row.trained / row.possible, height=0.56, color=palette.good)
             axes.text(101.5, place, f"{row.trained} of {row.possible}", va="center", color=palette.ink, fontsize=7.5)  # fmt: skip
-        _rows_axis(axes, [f"{row.size} lot{'s' * (row.size != 1)}" for row in rows])
+        rows_axis(axes, [f"{row.size} lot{'s' * (row.size != 1)}" for row in rows])
         axes.set_xlim(0, 118)
         axes.set_xticks(range(0, 101, 20))
         axes.set_xlabel(x_label)
@@ -154,7 +154,7 @@ def ribbons(rows: Sequence[Strip], x_label: str) -> charts.Draw:
                         alpha=min(1.0, max(0.04, bits / FULL_BITS)),
                     )
                 )  # fmt: skip
-        _rows_axis(axes, [f"{row.record[:10]} {row.owner}" for row in rows])
+        rows_axis(axes, [f"{row.record[:10]} {row.owner}" for row in rows])
         axes.set_xlim(0, 100)
         axes.set_xlabel(x_label)
 
