@@ -25,7 +25,6 @@ processes beyond the rounding of the curvature's sums.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from dataclasses import asdict
@@ -35,6 +34,7 @@ import numpy as np
 import torch
 
 from provenance.canonical import jcs, parse_json, write_atomic
+from provenance.hashing import file_sha256
 from trainer.data import TokenStore
 from trainer.errors import EXIT_DONE, EXIT_RESUME
 from trainer.inputs import initial_model, load_excluded, open_store
@@ -213,7 +213,7 @@ def _left_side(
         for values in maps.values():
             values.flush()
         if how.mesh.rank == 0:
-            digests = {name: _file_digest(file) for name, file in files.items()}
+            digests = {name: file_sha256(file) for name, file in files.items()}
             write_atomic(marker, jcs({"identity": identity, "digests": digests}))
         how.mesh.barrier()
     # Copy on write: torch wants a writable array, the file stays as it is.
@@ -226,14 +226,9 @@ def _left_side(
 def _is_whole(marker: Path, files: dict[str, Path], identity: dict[str, Any]) -> bool:
     document = parse_json(marker.read_bytes())
     return document["identity"] == identity and all(
-        file.is_file() and _file_digest(file) == document["digests"].get(name)
+        file.is_file() and file_sha256(file) == document["digests"].get(name)
         for name, file in files.items()
     )
-
-
-def _file_digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _solver(

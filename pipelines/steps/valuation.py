@@ -299,7 +299,9 @@ def owner_values(
     pure_K = purity(tokens_OK)
     loss = {mask: float(bank[mask]["nll_Q"].sum() / tokens_Q.sum()) for mask in coalitions}
     values = {
-        "files": [f"runs/{directory.name}/bank"], "run": directory.name, "method": found.method, "coalitions": len(coalitions),
+        # Reports and disputes read the lots again: without them the values are to be made again, from the same bank.
+        "files": [str(path.relative_to(site.home.path)) for path in (directory / "bank", groups_file, lots_file)],
+        "run": directory.name, "method": found.method, "coalitions": len(coalitions),
         "groups": [
             {
                 "id": lot, "owners": [owner for row, owner in enumerate(owners) if tokens_OK[row, place]], "tokens": int(lots.tokens_K[place]),
