@@ -165,6 +165,7 @@ def compare(name, runs, member_MN, loss_MQ):
         ("cg_above_ekfac", "ekfac_cg", "ekfac", "low > 0", "requirement", lambda e: e.low > 0),
         ("ekfac_above_bm25", "ekfac", "bm25", "low > 0", "hypothesis", lambda e: e.low > 0),
         ("trak_lds", "trak", "traker_tuned", "low > 0", "requirement", lambda e: e.low > 0),
+        ("trak_untuned_lds", "trak", "traker", "low > 0", "requirement", lambda e: e.low > 0),
         ("bergson", "ekfac", "bergson_cosine", "none", "hypothesis", lambda _: None),
     )  # fmt: skip
     for figure_name, one, two, bar, kind, holds in pairs:
