@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.runs import digest_of, versions_of
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import parquet
-from provenance import write_atomic
+from provenance import parse_json, write_atomic
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -71,6 +71,7 @@ def value_table(
             "plan": plan["digest"],
             "corpus_version": corpus["version"],
             "versions": versions_of(site.home.runs / owner_values["run"]),
+            **proxy_facts(site, owner_values["run"]),
         },
     )
     write_atomic(site.home.table("values"), data)
@@ -79,6 +80,51 @@ def value_table(
         "corpus_version": corpus["version"], "group_sum_nano": sum(row.value_nano for row in group_rows),
         "unattributed_nano": dict(derived.unattributed_nano),
     }  # fmt: skip
+
+
+def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
+    """What values were measured on, and what is known of how that compares with a larger model.
+
+    Args:
+        site: The open home.
+        run: Name of the run that trained the coalitions.
+
+    Returns:
+        `proxy` and `transfer` in words, `proxy_digest`, and, where it was measured, the record as `transfer_record`.
+
+    Raises:
+        EvaluationError: The configured transfer file can't be read.
+    """
+    from dataclasses import asdict
+
+    from valuation.transfer import NOT_MEASURED, proxy_digest, read_transfers
+
+    document = parse_json((site.home.runs / run / "run.json").read_bytes())
+    digest, model = proxy_digest(document), document["config"]["model"]
+    path = site.config.pricing.transfer
+    found = read_transfers(site.home.path / path).get(digest) if path else None
+    said = f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, settings {digest}"
+    facts = {
+        "proxy": said,
+        "proxy_digest": digest,
+        "transfer": found.sentence if found else NOT_MEASURED,
+    }
+    return facts | ({"transfer_record": asdict(found)} if found else {})
+
+
+def transfer_inputs(site: "Site") -> dict[str, Any]:
+    """What the statement about the proxy depends on beside the values; nothing where no file is set.
+
+    Raises:
+        EvaluationError: The configured transfer file can't be read.
+    """
+    from valuation.transfer import read_transfers
+
+    path = site.config.pricing.transfer
+    if path is None:
+        return {}
+    found = read_transfers(site.home.path / path)
+    return {"transfer": {proxy: record.sentence for proxy, record in found.items()}}
 
 
 def _influence_rows(site: "Site", tokens: "Result", influence: "Result") -> "list[ValueRow]":

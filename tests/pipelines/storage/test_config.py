@@ -10,8 +10,6 @@ from pipelines.storage.config import (
     AuditConfig,
     Config,
     IntakeConfig,
-    OwnerConfig,
-    PricingConfig,
     TargetConfig,
     TrainingConfig,
     default_text,
@@ -20,6 +18,7 @@ from pipelines.storage.config import (
     render,
 )
 from pipelines.storage.errors import ConfigError
+from pipelines.storage.terms import OwnerConfig, PricingConfig
 from provenance.canonical import jcs
 
 
