@@ -242,6 +242,11 @@ class Config:
             raise ConfigError(_NO_TARGET)
         return self.target
 
+    @property
+    def entity_of(self) -> dict[str, str]:
+        """Owner → legal entity, of the owners for whom one is declared."""
+        return {owner: entry.entity for owner, entry in self.owners.items() if entry.entity}
+
     def document(self) -> dict[str, Any]:
         """The configuration as integers, strings, lists and objects, to be hashed or signed.
 

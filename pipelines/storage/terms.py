@@ -37,6 +37,11 @@ class PricingConfig:
     basis: str = option(
         'pay by the "value", or by the "lower" end of its interval and hold back the rest', "value"
     )
+    split: str = option(
+        'a text that several owners hold is paid to the "first" to commit it, or shared by legal "entity" ([owners.NAME] entity), '
+        "whose owners are then paid as one",
+        "first",
+    )
     transfer: str | None = option(
         "a file that says how values of this size's proxy compared with those of a larger model, as a study wrote it",
         None,
@@ -55,6 +60,8 @@ class PricingConfig:
             raise ConfigError(
                 '[pricing] negative is "nothing" or "offset", basis is "value" or "lower"'
             )
+        if self.split not in ("first", "entity"):
+            raise ConfigError(f'[pricing] split is "first" or "entity", got {self.split!r}')
         if self.pool_microunits is not None and self.reserve_microunits > self.pool_microunits:
             raise ConfigError("[pricing] reserve_microunits is larger than pool_microunits")
         if max(self.pool_microunits or 0, self.reserve_microunits) > MAX_INTEGER:
@@ -67,8 +74,14 @@ class OwnerConfig:
 
     name: str = option("who it is; shown in payouts only", "")
     licence: str = option("licence of this owner's records that state none", "")
+    entity: str = option(
+        'legal entity that this owner belongs to; owners with the same one are paid as one where [pricing] split is "entity"',
+        "",
+    )
 
     def __post_init__(self) -> None:
-        """A licence that fits into a leaf."""
+        """A licence that fits into a leaf, and an entity that fits into a table."""
+        if len(self.entity) > 64 or not self.entity.isprintable():
+            raise ConfigError("[owners.*] entity has at most 64 printable characters")
         if not self.licence.isascii() or len(self.licence) > 255:
             raise ConfigError("[owners.*] licence has at most 255 ASCII characters")

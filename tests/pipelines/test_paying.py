@@ -1,15 +1,17 @@
 """What stands behind a payment: the proxy and its transfer in the ledger, on receipts and in words."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 from graph_commands import environment
 
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
-from pipelines.steps import pricing
+from pipelines.steps import audit_trail, pricing, valuation
 from pipelines.steps import provenance as steps
 from pipelines.steps.ledger import open_ledger
 from provenance import parse_json
@@ -29,10 +31,12 @@ def made(site: Site, *assets: str) -> list[Result]:
     return [one for one in found if one]
 
 
-def configured(home: Path, line: str, under: str = "[pricing]") -> None:
-    """Add a line to a section of dataworth.toml."""
+def configured(home: Path, key: str, value: str) -> None:
+    """Set a key of dataworth.toml that stands in it, set or as an example."""
     path = home / "dataworth.toml"
-    path.write_text(path.read_text().replace(f"{under}\n", f"{under}\n{line}\n", 1))
+    text, count = re.subn(rf"(?m)^(# )?{key} = .*$", f'{key} = "{value}"', path.read_text(), count=1)  # fmt: skip
+    assert count == 1
+    path.write_text(text)
 
 
 def valued_again(site: Site) -> Result:
@@ -67,7 +71,7 @@ def test_a_measured_transfer_is_on_every_receipt(
 ) -> None:
     """A record of this very proxy is told by `verify` and `explain` and hashed with the values; one of another proxy is not."""
     home = copied(tiny_home)
-    configured(home, 'transfer = "transfer.json"')
+    configured(home, "transfer", "transfer.json")
     site = opened(home)
     with pytest.raises(EvaluationError, match="expected a transfer file"):
         pricing.transfer_inputs(site)
@@ -89,3 +93,47 @@ def test_a_measured_transfer_is_on_every_receipt(
     steps.receipts(site, corpus, tokens, values, prices, checkpoint)
     assert record.sentence in ask(home, "verify", "wilson").out
     assert record.sentence in ask(home, "explain", "wilson").out
+
+
+def untrained(_: Path, __: int) -> dict:
+    """In place of the launcher where the coalitions are trained already: `owner_values` must find the run that is there."""
+    return {}
+
+
+def test_shells_of_one_legal_entity_are_paid_as_one_and_nothing_is_trained_again(
+    ask, tiny_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """Two owners declared one entity: its value is their sum, receipts and `explain` tell it, the rule's digest changes, the bank stays."""
+    home = copied(tiny_home)
+    pair = ("wilson", "registry")
+    configured(home, "split", "entity")
+    with (home / "dataworth.toml").open("a") as file:
+        file.writelines(f'\n[owners.{owner}]\nentity = "Acme"\n' for owner in pair)
+    site = opened(home)
+    before, old_prices = made(site, "owner_values", "prices")
+    parts = made(site, "corpus", "clusters", "tokens", "target", "evaluation_plan")
+    digest, found = valuation.owner_values(site, *parts, untrained)
+    assert (digest, found["run"]) == (before.data_version, before["run"])
+    store(site.home.results, Result("owner_values", "test", digest, found))
+    values = valued_again(site)
+    table = pl.read_parquet(home / "tables/values.parquet")
+    nano = {row["subject_id"]: row["value_nano"] for row in table.iter_rows(named=True) if row["subject_kind"] in ("owner", "entity")}  # fmt: skip
+    assert nano["entity:Acme"] == sum(nano[owner] for owner in pair)
+    version, told = pricing.prices(site, values)
+    store(site.home.results, Result("prices", "test", version, told))
+    assert told["rule_digest"] != old_prices["rule_digest"]
+    assert told["sum"] == told["pool"]
+    assert "value_total" not in open_ledger(site).entry(told["entry"])["body"]
+    rule = open_ledger(site).entry(told["rule_entry"])["body"]
+    assert (rule["version"], rule["split"]) == (3, "entity")
+    assert "Acme" not in str(rule)
+    assert "wilson" not in str(rule)
+    corpus, tokens, prices, checkpoint = made(site, "corpus", "tokens", "prices", "checkpoint")
+    steps.receipts(site, corpus, tokens, values, prices, checkpoint)
+    said = ask(home, "verify", "wilson").out
+    assert "value of entity entity:Acme" in said
+    assert "dataworth dispute recomputes it" in said
+    assert "priced as one with the other owners of entity:Acme" in ask(home, "explain", "wilson").out  # fmt: skip
+    disputed = ask(home, "dispute")
+    assert disputed.code == 0, disputed.out
+    assert audit_trail.prices(site, prices) == []

@@ -94,7 +94,7 @@ def value_table(
     site = home.site()
     inputs = {
         "clusters": clusters.data_version, "tokens": tokens.data_version, "influence": influence.data_version,
-        "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"], **pricing.transfer_inputs(site),
+        "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"], **pricing.transfer_inputs(site), **pricing.entity_inputs(site),
     }  # fmt: skip
     make = partial(
         pricing.value_table,

@@ -153,3 +153,12 @@ def test_a_missing_file_says_what_to_run(tmp_path):
         load(tmp_path / "dataworth.toml")
     (tmp_path / "dataworth.toml").write_text(default_text())
     assert load(tmp_path / "dataworth.toml") == Config()
+
+
+def test_a_split_in_other_words_and_an_entity_that_breaks_a_line_are_refused():
+    """`split` has two words, an entity is a printable name; who declares one is found by owner."""
+    with pytest.raises(ConfigError, match="first"):
+        parse('[pricing]\nsplit = "heads"\n')
+    with pytest.raises(ConfigError, match="printable"):
+        parse('[owners.ada]\nentity = "a\\nb"\n')
+    assert parse('[owners.ada]\nentity = "Acme"\n[owners.bob]\n').entity_of == {"ada": "Acme"}
