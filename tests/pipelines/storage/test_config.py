@@ -38,7 +38,11 @@ def test_every_commented_example_is_valid_when_uncommented():
     for at, line in enumerate(lines):
         if line.startswith("# ") and " = " in line and "[" not in line.split("=")[0]:
             key = line[2:].split(" = ")[0]
-            if key.isidentifier() and not key.isupper() and key not in ("name", "licence"):
+            if (
+                key.isidentifier()
+                and not key.isupper()
+                and key not in ("name", "licence", "entity")
+            ):
                 parse("\n".join([*lines[:at], line[2:], *lines[at + 1 :]]))
 
 
