@@ -13,6 +13,7 @@ from pipelines.reports.charts import short_label
 from pipelines.reports.dossier import Curve, Dossier, Spread
 from pipelines.reports.drawings import Drawing
 from pipelines.reports.engineering import DepthCurve, Engineering, ModuleRow, RipplePoint
+from pipelines.reports.numbers import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,7 @@ def ribbons(
             axes.set_ylim(-3, 103)
             axes.set_xticks(sorted({step for one in series for step in one.x}))
         axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set_ylabel(printable(y_label))  # a unit comes from a file
         axes.grid(visible=True, color=palette.grid, linewidth=0.7)
         axes.legend(frameon=False, labelcolor=palette.ink)
 

@@ -132,9 +132,8 @@ def picture(
 
     description, caption = texts
     # Safe: charts.svg escapes title, description and labels, and writes no script or address.
-    markup = Markup(
-        charts.svg(draw, name, numbers.printable(title), numbers.printable(description), height)
-    )  # noqa: S704
+    words = numbers.printable(title), numbers.printable(description)
+    markup = Markup(charts.svg(draw, name, *words, height))  # noqa: S704
     return Picture(svg=markup, caption=caption)
 
 
