@@ -24,10 +24,7 @@ PATIENCE_S = 120
 
 
 def browser() -> str | None:
-    """Path of a Chromium on this machine: `DATAWORTH_CHROMIUM`, or the first known name on the PATH; None without one."""
-    named = os.environ.get("DATAWORTH_CHROMIUM")
-    if named:
-        return shutil.which(named)
+    """Path of a Chromium on this machine: the first known name on the PATH; None without one."""
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
@@ -44,7 +41,7 @@ def print_pdf(page: Path, target: Path) -> None:
     program = browser()
     if program is None:
         raise ReportError(
-            "no Chromium found for the PDF: install one (apt install chromium), or name its program in DATAWORTH_CHROMIUM; "
+            "no Chromium found for the PDF: install one (apt install chromium) or put yours on the PATH; "
             f"the HTML file prints just as well from any browser: {page}"
         )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".printing-") as folder:

@@ -100,24 +100,6 @@ def test_every_fact_is_on_the_page_with_its_unit_and_interval(html: str, expecte
     assert expected in Page(html).text
 
 
-def test_every_table_of_the_audit_stands_under_its_own_heading(html: str) -> None:
-    """Attacks beside the tiers come before the controls, each under a heading that names it."""
-    text = html[html.index('<h2 id="audit">') :]
-    places = [
-        text.index(mark)
-        for mark in (
-            "<h3>Attacks beside the tiers</h3>",
-            "sampled/k-64",
-            "<h3>Controls</h3>",
-            "original leaks",
-        )
-    ]
-    assert places == sorted(places)
-    without = render(replace(sample(), audit=audit(side=())))
-    assert "Attacks beside the tiers" not in without
-    assert "<h3>Controls</h3>" in without
-
-
 def test_the_page_names_the_digest_of_its_data(html: str) -> None:
     """The SHA-256 in the footer is that of the JSON form, so page and JSON can be matched."""
     assert hashlib.sha256(sample().to_json().encode()).hexdigest() in html
