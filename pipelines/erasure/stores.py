@@ -176,8 +176,12 @@ def results(scope: Scope) -> int:
 
 
 def pages(scope: Scope) -> int:
-    """Reports that show one of the records."""
-    return _unlink_holding(scope, (scope.site.home.path / "reports").glob("*"))
+    """Reports that show one of the records; and every PDF, whose streams no search reads: `dataworth audit --pdf` prints it again."""
+    folder = scope.site.home.path / "reports"
+    printed = list(folder.glob("*.pdf"))
+    for path in printed:
+        path.unlink()
+    return len(printed) + _unlink_holding(scope, folder.glob("*"))
 
 
 def logs(scope: Scope) -> int:
