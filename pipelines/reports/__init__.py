@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         MethodScore,
         RecordInfluence,
     )
+    from pipelines.reports.memory import Memory, MemoryRow
     from pipelines.reports.model import (
         Corpus,
         EvaluationPlan,
@@ -79,6 +80,8 @@ _MODULES = {
     "Intake": "model",
     "LossCurve": "model",
     "Membership": "audit",
+    "Memory": "memory",
+    "MemoryRow": "memory",
     "Narrowing": "owners",
     "NotAvailable": "parts",
     "OwnerRow": "model",
@@ -122,6 +125,8 @@ __all__ = [
     "Judged",
     "LossCurve",
     "Membership",
+    "Memory",
+    "MemoryRow",
     "MethodScore",
     "Narrowing",
     "NotAvailable",
