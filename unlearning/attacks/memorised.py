@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from unlearning.probes import Probe, Tokenizer
 
 MAX_PEOPLE = 64
-OTHERS = 63  # with the true number 64: six bits
+OTHERS = 31  # with the true number 32: five bits
 _STREAM = 6
 
 
