@@ -124,6 +124,7 @@ STUDIES = {
     **{f"owners-{name}": of("study_owners", name) for name in ("gsm8k", "planted", "shells")},
     "owners-transfer": of("study_transfer", "study"),
     "owners-time": of("study_eras", "study"),
+    "owners-copycats": of("study_copycats", "study"),
     **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
 }
 
