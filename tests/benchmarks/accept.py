@@ -125,6 +125,7 @@ STUDIES = {
     "owners-transfer": of("study_transfer", "study"),
     "owners-time": of("study_eras", "study"),
     "owners-copycats": of("study_copycats", "study"),
+    "owners-updates": of("study_updates", "study"),
     **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
 }
 
