@@ -144,44 +144,60 @@ def delivered(way, rows, target, coder):
     return found, member_KN, owners, tokens_OK, (int((copied_N & first_N).sum()), int(copied_N.sum()))  # fmt: skip
 
 
+def valued(way, rows, target, coder):
+    """Owners, values [R, O] by seed, half-widths [O], and (valued, delivered) copies of one delivery."""
+    found, member_KN, owners, tokens_OK, caught = delivered(way, rows, target, coder)
+    made = []
+    for seed in SEEDS:
+        nll_CQ, tokens_Q = nll(found, member_KN, range(1 << len(member_KN)), seed, SPEC)
+        made.append(owner_intervals(-exact_shapley(nll_CQ, len(member_KN)), tokens_OK, tokens_Q))
+    values_RO = np.array([one.values_n for one in made])
+    errors_O = np.mean([one.se_n for one in made], axis=0)
+    half_O = 1.96 * np.sqrt(errors_O**2 + values_RO.var(0, ddof=1) / len(SEEDS))
+    print(way, caught, flush=True)  # noqa: T201 - a long study says that it lives
+    return owners, values_RO, half_O, caught
+
+
+def change(after, before):
+    """Owner's change of value in half-widths, and of its share of the pool."""
+    gap_O = (after[1] - before[1]).mean(0) / before[2]
+    one_O, other_O = (np.maximum(v[1].mean(0), 0) for v in (after, before))
+    return gap_O, one_O / one_O.sum() - other_O / other_O.sum()
+
+
 def study():
-    """Every delivery, then gains and losses."""
+    """What has a bar first, so that a killed study has it; then what is only reported."""
     own, copies, target, spare = material()
     coder = bpe(spare)
     target = [("buyer", t) for t in target]
-    values, half, caught = {}, {}, {}
-    for way, rows in deliveries(own, copies).items():
-        found, member_KN, owners, tokens_OK, caught[way] = delivered(way, rows, target, coder)
-        values[way], errors = [], []
-        for seed in SEEDS:
-            nll_CQ, tokens_Q = nll(found, member_KN, range(1 << len(member_KN)), seed, SPEC)
-            one = owner_intervals(-exact_shapley(nll_CQ, len(member_KN)), tokens_OK, tokens_Q)
-            values[way].append(one.values_n)
-            errors.append(one.se_n)
-        values[way] = np.array(values[way])
-        over_seeds = values[way].var(0, ddof=1) / len(SEEDS)
-        half[way] = 1.96 * np.sqrt(np.mean(errors, axis=0) ** 2 + over_seeds)
-        print(way, caught[way], flush=True)  # noqa: T201 - a long study says that it lives
-    thief_O = np.array([o in COPIED for o in owners])
+    rows, found = deliveries(own, copies), {}
 
-    def change(way):
-        """Owner → change of value in half-widths, and change of its share of the pool."""
-        gap_O = (values[way] - values["without"]).mean(0) / half["without"]
-        share = [np.maximum(values[w].mean(0), 0) for w in (way, "without")]
-        moved_O = share[0] / share[0].sum() - share[1] / share[1].sum()
-        return gap_O, moved_O
-
-    table = {
-        way: {
-            o: {"value": float(v), "half": float(h), "gain": float(g), "share": float(m)}
-            for o, v, h, g, m in zip(owners, values[way].mean(0), half[way], *change(way), strict=True)
+    def row(way):
+        """Owner → value, half-width, gain in half-widths, gain in shares of the pool."""
+        owners, values_RO, half_O, _ = found[way]
+        parts = (values_RO.mean(0), half_O, *change(found[way], found["without"]))
+        return {
+            owner: dict(zip(("value", "half", "gain", "share"), map(float, numbers), strict=True))
+            for owner, *numbers in zip(owners, *parts, strict=True)
         }
-        for way in values
-    }  # fmt: skip
-    told = f"copies that were valued of those delivered: {caught}"
-    gain = max(float(change(way)[0][thief_O].max()) for way in ("verbatim", "near"))
-    loss = min(float(change(way)[0][~thief_O].min()) for way in ("verbatim", "near"))
-    figure("gain", gain, "<= 1", "requirement", gain <= 1, "largest gain of pip or setuptools by its verbatim or near-verbatim vendored functions", note=told, table=table)  # fmt: skip
+
+    def best(way, pick=max):
+        """The largest gain among the copycats (max), or the largest loss among the originals (min)."""
+        gap_O, owners = change(found[way], found["without"])[0], found[way][0]
+        return float(
+            pick(g for g, o in zip(gap_O, owners, strict=True) if (o in COPIED) == (pick is max))
+        )
+
+    def told(*ways):
+        """How many copies were valued."""
+        return "; ".join("{}: {} of {} copies valued".format(way, *found[way][3]) for way in ways)
+
+    for way in ("without", "verbatim", "near", "naive"):
+        found[way] = valued(way, rows[way], target, coder)
+    honest = ("verbatim", "near")
+    gain, loss = max(map(best, honest)), min(best(way, min) for way in honest)
+    note = told(*honest, "naive")
+    figure("gain", gain, "<= 1", "requirement", gain <= 1, "largest gain of pip or setuptools by its verbatim or near-verbatim vendored functions", note=note, table={way: row(way) for way in found})  # fmt: skip
     figure(
         "loss",
         loss,
@@ -189,12 +205,13 @@ def study():
         "requirement",
         loss >= -1,
         "largest loss of a vendored distribution",
-        note=told,
+        note=note,
     )
-    naive = float(change("naive")[0][thief_O].max())
+    naive = best("naive")
     figure("control", naive, "> 1", "hypothesis", naive > 1, "the same gain where copies are not found", note="a control: where it holds, copying could have been seen")  # fmt: skip
     for way, what in (("drifted", "gain by vendored functions of older versions, similarity 0.5 to 0.85, which the rules take for new text"), ("first", "gain by verbatim copies that were committed before their originals")):  # fmt: skip
-        figure(way, float(change(way)[0][thief_O].max()), "none", "hypothesis", None, f"largest {what}", note=told)  # fmt: skip
+        found[way] = valued(way, rows[way], target, coder)
+        figure(way, best(way), "none", "hypothesis", None, f"largest {what}", note=told(way), table={way: row(way)})  # fmt: skip
 
 
 def figure(name, estimate, bar, kind, holds, what, **more):
