@@ -192,11 +192,11 @@ def study():
         """How many copies were valued."""
         return "; ".join("{}: {} of {} copies valued".format(way, *found[way][3]) for way in ways)
 
-    for way in ("without", "verbatim", "near", "naive"):
+    for way in ("without", "verbatim", "near"):
         found[way] = valued(way, rows[way], target, coder)
     honest = ("verbatim", "near")
     gain, loss = max(map(best, honest)), min(best(way, min) for way in honest)
-    note = told(*honest, "naive")
+    note = told(*honest)
     figure("gain", gain, "<= 1", "requirement", gain <= 1, "largest gain of pip or setuptools by its verbatim or near-verbatim vendored functions", note=note, table={way: row(way) for way in found})  # fmt: skip
     figure(
         "loss",
@@ -207,6 +207,7 @@ def study():
         "largest loss of a vendored distribution",
         note=note,
     )
+    found["naive"] = valued("naive", rows["naive"], target, coder)
     naive = best("naive")
     figure("control", naive, "> 1", "hypothesis", naive > 1, "the same gain where copies are not found", note="a control: where it holds, copying could have been seen")  # fmt: skip
     for way, what in (("drifted", "gain by vendored functions of older versions, similarity 0.5 to 0.85, which the rules take for new text"), ("first", "gain by verbatim copies that were committed before their originals")):  # fmt: skip
