@@ -126,6 +126,7 @@ STUDIES = {
     "owners-time": of("study_eras", "study"),
     "owners-copycats": of("study_copycats", "study"),
     "owners-updates": of("study_updates", "study"),
+    "owners-languages": of("study_languages", "study"),
     **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
 }
 
