@@ -2,7 +2,7 @@
 
 Django's wheel carries its messages in a hundred languages (BSD-3-Clause). Owners are German, Dutch, Spanish, Russian, Ukrainian and the English
 originals, each with the same 100 messages of at least 20 characters; two buyers want 60 other messages in German and in Russian. Values by
-proxies of 0.09 and 0.4 million parameters, exact over all 64 coalitions, two seeds, in nats per target token. Bytes per token are of the
+proxies of 0.08 (labelled 0.09M) and 0.4 million parameters, exact over all 64 coalitions, two seeds, in nats per target token. Bytes per token are of the
 tokenizer that the proxies use (512 byte pairs, learnt from all six languages alike) and of one that was learnt from as many messages of English only.
 
 The wheel is read where `pip download --no-deps -d FOLDER django==5.2.8` left it, FOLDER = `.dataworth-accept/studies/wheels`; another file is refused.
