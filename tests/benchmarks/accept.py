@@ -123,6 +123,10 @@ STUDIES = {
     **{f"removal-{name}": of("study_planted", "removal", name) for name in ("sotu", "peps")},
     **{f"owners-{name}": of("study_owners", name) for name in ("gsm8k", "planted", "shells")},
     "owners-transfer": of("study_transfer", "study"),
+    "owners-time": of("study_eras", "study"),
+    "owners-copycats": of("study_copycats", "study"),
+    "owners-updates": of("study_updates", "study"),
+    "owners-languages": of("study_languages", "study"),
     **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
 }
 
