@@ -91,7 +91,7 @@ PILOT = Profile(
     },
 )  # fmt: skip
 
-SMOKE_BPE = dataclasses.replace(SMOKE, name="smoke-bpe", steps=1200, own_tokenizer=False)
+SMOKE_BPE = dataclasses.replace(SMOKE, name="smoke-bpe", steps=1700, own_tokenizer=False)
 PILOT_BPE = dataclasses.replace(
     PILOT, name="pilot-bpe", own_tokenizer=False, steps=1600, dim=96,
     methods={name: PILOT.methods[name] for name in ("ascent", "kl", "npo", "finetune")},
