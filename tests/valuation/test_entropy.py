@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from valuation import TokensError, bigram_surprisal, deflate_bytes, empirical_entropy, folds
+from valuation import TokensError, bigram_surprisal, empirical_entropy, folds, packed_bytes
 from valuation.entropy import CONTEXT_STRENGTH, UNIFORM_COUNT
 
 VOCAB = 6
@@ -208,11 +208,11 @@ def test_a_copy_in_the_other_fold_would_leak_and_clusters_stop_it():
 # --- bytes and refusals ----------------------------------------------------------------------
 
 
-def test_deflate_sees_repetition_and_not_random_letters():
+def test_zstd_sees_repetition_and_not_random_letters():
     """A repeated phrase shrinks to almost nothing, random letters keep log2 26 / 8 of their size."""
     generator = np.random.default_rng(0)
     noise = "".join(chr(97 + c) for c in generator.integers(0, 26, size=4000))
-    sizes = deflate_bytes(["the same " * 400, noise, ""])
+    sizes = packed_bytes(["the same " * 400, noise, ""])
     assert sizes[0] < 60
     assert 0.58 < sizes[1] / 4000 < 0.68
     assert sizes[2] <= 2
