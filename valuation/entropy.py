@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 # a = 50 trusts a context's own counts once it was seen about fifty times.
 UNIFORM_COUNT = 0.1
 CONTEXT_STRENGTH = 50.0
+DENSE_SLOTS = 12
+"""Counters per token up to which counting beats sorting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,69 @@ def empirical_entropy(
     """
     ids_T, lengths_N = checked_tokens(tokens_T, offsets_N1, vocab_size)
     code_N, num_subjects = checked_subjects(subject_N, num_subjects, len(lengths_N))
+    n_G = np.bincount(code_N, weights=lengths_N, minlength=num_subjects).astype(np.float64)
+    return entropy_of_counts(*token_counts(ids_T, lengths_N, code_N, vocab_size), n_G, vocab_size)
+
+
+def token_counts(
+    ids_T: NDArray[np.int64],
+    lengths_N: NDArray[np.int64],
+    code_N: NDArray[np.int64],
+    vocab_size: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How often each subject has each token.
+
+    Args:
+        ids_T: token ids, checked.
+        lengths_N: tokens of each record.
+        code_N: subject of each record.
+        vocab_size: V.
+
+    Returns:
+        Keys subject · V + token, rising, and their counts; only those that occur.
+    """
     key_T = np.repeat(code_N, lengths_N) * vocab_size + ids_T
-    key_U, count_U = np.unique(key_T, return_counts=True)
+    low = int(key_T.min(initial=np.iinfo(np.int64).max))
+    if not len(key_T) or int(key_T.max()) - low >= DENSE_SLOTS * len(key_T):
+        return np.unique(key_T, return_counts=True)
+    # A counter per possible key, where there aren't many more of them than tokens, saves the sort.
+    count_K = np.bincount(key_T - low)
+    key_U = np.flatnonzero(count_K)
+    return key_U + low, count_K[key_U]
+
+
+def merged_counts(
+    parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Counts of several chunks as one.
+
+    Args:
+        parts: at least one pair as `token_counts` returns it.
+
+    Returns:
+        The pair that it would return for all chunks at once.
+    """
+    keys, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
+    key_U, at = np.unique(keys, return_inverse=True)
+    return key_U, np.bincount(at, weights=counts, minlength=len(key_U)).astype(np.int64)
+
+
+def entropy_of_counts(
+    key_U: NDArray[np.int64], count_U: NDArray[np.int64], n_G: Floats, vocab_size: int
+) -> EmpiricalEntropy:
+    """Entropies of subjects from how often each has each token.
+
+    Args:
+        key_U: subject · V + token, rising.
+        count_U: their counts.
+        n_G: tokens of each of the G subjects.
+        vocab_size: V.
+
+    Returns:
+        Plug-in and corrected entropies in bits per token, per subject.
+    """
+    num_subjects = len(n_G)
     owner_U = key_U // vocab_size
-    n_G = np.bincount(code_N, weights=lengths_N, minlength=num_subjects)
     distinct_G = np.bincount(owner_U, minlength=num_subjects)
     # Σ c log2 c per subject; log2 1 = 0, so singletons cost nothing.
     sum_G = np.bincount(owner_U, weights=count_U * np.log2(count_U), minlength=num_subjects)

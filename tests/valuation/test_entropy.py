@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from valuation import TokensError, bigram_surprisal, empirical_entropy, folds, packed_bytes
+from valuation import TokensError, bigram_surprisal, empirical_entropy, entropy, folds, packed_bytes
 from valuation.entropy import CONTEXT_STRENGTH, UNIFORM_COUNT
 
 VOCAB = 6
@@ -203,6 +203,20 @@ def test_a_copy_in_the_other_fold_would_leak_and_clusters_stop_it():
     kept = bigram_surprisal(*arrays, np.array([0, 0, 0, 1, 0, 1, 0, 1]), 500, context_strength=1.0)
     assert apart[:200].mean() < 3
     assert kept[:200].mean() > 8
+
+
+def test_counting_and_sorting_find_the_same_counts(monkeypatch):
+    """With a counter per key and without: equal keys and counts, also for codes far from zero and for nothing."""
+    generator = np.random.default_rng(2)
+    for length, code in ((0, 0), (1, 5), (300, 0), (300, 1 << 40)):
+        ids = generator.integers(0, 50, size=length)
+        arguments = (ids, np.array([length // 2, length - length // 2]), np.array([code, code + 1]))
+        found = []
+        for slots in (0, 1000):
+            monkeypatch.setattr(entropy, "DENSE_SLOTS", slots)
+            found.append(entropy.token_counts(*arguments, 50))
+        for sorted_, counted in zip(*found, strict=True):
+            assert sorted_.tolist() == counted.tolist()
 
 
 # --- bytes and refusals ----------------------------------------------------------------------
