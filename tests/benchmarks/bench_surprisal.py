@@ -29,7 +29,10 @@ def main(megabytes):
     """Two figures for all of it; the parts stand in the note."""
     rng = np.random.default_rng(0)
     count = int(megabytes * 1e6 / BYTES_PER_TOKEN)
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+    # A folder that git ignores: a gigabyte and a half of scratch files beside the code gets committed one day.
+    scratch = ROOT / ".dataworth-accept"
+    scratch.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         tokens = written_tokens(Path(folder) / "tokens.bin", count, rng)
         texts = written_texts(Path(folder) / "texts.parquet", megabytes * 1e6)
         offsets = np.append(np.arange(0, count, 970), count)
