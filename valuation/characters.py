@@ -1,7 +1,7 @@
 r"""Texts as arrays of characters: where tokens begin and end, and a hash of each, without one Python object per token.
 
 `valuation.shingles` says what a token is and cuts texts with a regular expression; this module finds the same tokens in the same
-texts with array arithmetic, five times as fast. A character is of one of four kinds, and only its kind and its neighbours decide:
+texts with array arithmetic. A character is of one of four kinds, and only its kind and its neighbours decide:
 
     mark     neither \w nor \s, or a letter of a script without spaces that is no \w     a token of its own
     single   a letter of a script that writes without spaces                            a token of its own, unless a word has begun
