@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from valuation.entropy import (
         EmpiricalEntropy,
         bigram_surprisal,
-        deflate_bytes,
         empirical_entropy,
         folds,
+        packed_bytes,
     )
     from valuation.errors import (
         ClusterError,
@@ -86,9 +86,9 @@ _HOME = {
     "entropy": (
         "EmpiricalEntropy",
         "bigram_surprisal",
-        "deflate_bytes",
         "empirical_entropy",
         "folds",
+        "packed_bytes",
     ),
     "errors": (
         "ClusterError",
@@ -196,7 +196,6 @@ __all__ = [
     "content_axis",
     "corrections",
     "cut_lots",
-    "deflate_bytes",
     "empirical_entropy",
     "exact_banzhaf",
     "exact_semivalue",
@@ -215,6 +214,7 @@ __all__ = [
     "owner_groups",
     "owner_intervals",
     "owner_values",
+    "packed_bytes",
     "price",
     "price_buyers",
     "prices_frame",

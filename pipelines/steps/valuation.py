@@ -109,10 +109,10 @@ def quality(site: "Site", corpus: "Result") -> Made:
     from valuation import text_quality
 
     frame = records(site, corpus["version"], "record_id", "owner", "text")
-    found = text_quality(frame["text"].to_list())
+    found = text_quality(frame["text"], threads=cores())
     table = frame.select("record_id", "owner").with_columns(
         damaged=pl.Series(found.damaged_N), repeated=pl.Series(found.repeated_N), runs=pl.Series(found.runs_N),
-        distinct=pl.Series(found.distinct_N), deflate=pl.Series(found.deflate_N), score=pl.Series(found.score_N),
+        distinct=pl.Series(found.distinct_N), packed=pl.Series(found.packed_N), score=pl.Series(found.score_N),
     )  # fmt: skip
     digest = write_table(site.home.table("quality"), table)
     return digest, {

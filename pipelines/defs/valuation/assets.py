@@ -34,7 +34,7 @@ def entropy(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"polars"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"polars"}, owners=OWNERS)
 def quality(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result
 ) -> dg.MaterializeResult:
