@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     )
     from pipelines.reports.errors import ReportError
     from pipelines.reports.influence import (
+        CurvePoint,
         HeatCell,
         Influence,
         Judged,
         MethodScore,
         RecordInfluence,
     )
+    from pipelines.reports.memory import Memory, MemoryRow
     from pipelines.reports.model import (
         Corpus,
         EvaluationPlan,
@@ -69,6 +71,7 @@ _MODULES = {
     "Coverage": "owners",
     "EntropySpread": "owners",
     "Estimate": "parts",
+    "CurvePoint": "influence",
     "EvaluationPlan": "model",
     "FairRow": "owners",
     "GroupValue": "model",
@@ -79,6 +82,8 @@ _MODULES = {
     "Intake": "model",
     "LossCurve": "model",
     "Membership": "audit",
+    "Memory": "memory",
+    "MemoryRow": "memory",
     "Narrowing": "owners",
     "NotAvailable": "parts",
     "OwnerRow": "model",
@@ -111,6 +116,7 @@ __all__ = [
     "Control",
     "Corpus",
     "Coverage",
+    "CurvePoint",
     "EntropySpread",
     "Estimate",
     "EvaluationPlan",
@@ -122,6 +128,8 @@ __all__ = [
     "Judged",
     "LossCurve",
     "Membership",
+    "Memory",
+    "MemoryRow",
     "MethodScore",
     "Narrowing",
     "NotAvailable",

@@ -300,7 +300,9 @@ def owner_values(
     names = names_in(target)
     banks = [load_utilities(directory, part) for part in range(1 + len(names))]
     values = {
-        "files": [f"runs/{directory.name}/bank"], "run": directory.name, "coalitions": len(coalitions), "held_back": cut["held_back"],
+        # Reports and disputes read the lots again: without them the values are to be made again, from the same bank.
+        "files": [str(path.relative_to(site.home.path)) for path in (directory / "bank", groups_file, lots_file)],
+        "run": directory.name, "coalitions": len(coalitions), "held_back": cut["held_back"],
         **_worth(site, banks[0], cut, orders),
     }  # fmt: skip
     if site.config.pricing.split == "entity":

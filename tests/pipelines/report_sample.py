@@ -11,6 +11,7 @@ from pipelines.reports import (
     Control,
     Corpus,
     Coverage,
+    CurvePoint,
     EntropySpread,
     Estimate,
     EvaluationPlan,
@@ -22,6 +23,8 @@ from pipelines.reports import (
     Judged,
     LossCurve,
     Membership,
+    Memory,
+    MemoryRow,
     MethodScore,
     Narrowing,
     NotAvailable,
@@ -119,7 +122,19 @@ def audit(**changes: Any) -> Audit:
             ),
         ),
         not_tested=("Copies of the model that left the house.",),
-    )
+        memory=Memory(
+            memory="enough",
+            statement="memorised enough to audit (asked directly, the original gives away 64 of 64 people)",
+            rows=(
+                MemoryRow(shown="never (people it never saw)", people=64, given_away=0, low=0.0, high=0.057, exposure=Estimate(value=1.31, n=64)),
+                MemoryRow(shown="32 to 63 times", people=64, given_away=63, low=0.917, high=0.997, exposure=Estimate(value=5.97, n=64)),
+                MemoryRow(shown="how often can't be told", people=1, given_away=1, low=0.207, high=1.0, exposure=NotAvailable(reason="nobody has a number")),
+            ),
+            chance_exposure=Estimate(value=1.37, n=64),
+            hardest=62,
+            ranked=64,
+        ),
+    )  # fmt: skip
     return replace(made, **changes)
 
 
@@ -226,6 +241,22 @@ def sample() -> ReportData:
                     ),
                 ),
                 above_bm25=Estimate(value=0.22, low=0.12, high=0.31),
+                records=512,
+                distinct=17,
+                top=Estimate(value=0.0123, low=0.0011, high=0.0235),
+                curve=tuple(
+                    CurvePoint(
+                        removed=sign > 0,
+                        percent=percent,
+                        top=5.1 + sign * percent / 1000,
+                        bottom=5.1 - sign * percent / 1000,
+                        random=5.1,
+                        top_gap=Estimate(value=sign * percent / 1000, low=-0.001, high=0.061),
+                        bottom_gap=Estimate(value=-sign * percent / 1000, low=-0.07, high=0.002),
+                    )
+                    for sign in (1, -1)
+                    for percent in (10, 50)
+                ),
             ),
             notes=("Records are named by id.",),
         ),
