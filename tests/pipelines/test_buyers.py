@@ -6,17 +6,20 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from graph_buyers import POOLS, ROADS, asked
+from graph_buyers import BANKS, POOLS, ROADS, asked
 from graph_commands import environment
 
-from pipelines.results import latest
+from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
-from pipelines.steps import audit_trail, buyers
-from pipelines.steps.ledger import open_ledger
+from pipelines.steps import audit_trail, buyers, corpus, pricing, valuation
+from pipelines.steps.ledger import corpus_keys, open_ledger
 from pipelines.storage.buyers import load_buyer_target
 from pipelines.storage.config import parse
 from pipelines.storage.errors import ConfigError, TargetError
 from pipelines.storage.tokens import load_tokenizer
+from provenance import keyed
+from trainer.spec import load_run
+from valuation.proxy import retrain
 
 
 def opened(home: Path) -> Site:
@@ -130,22 +133,22 @@ def test_a_target_that_stands_in_the_corpus_is_refused(
     home = copied(tiny_home)
     asked(home)
     site = opened(home)
-    corpus, tokens = made(home, "corpus"), made(home, "tokens")
+    version, tokens = made(home, "corpus"), made(home, "tokens")
     tokenizer = load_tokenizer(site.home.tokenizer_path, tokens["tokenizer_digest"])
-    assert set(buyers.targets(site, corpus, tokenizer)["buyers"]) == set(POOLS)
+    assert set(buyers.targets(site, version, tokenizer)["buyers"]) == set(POOLS)
     before = buyers.target_inputs(site)
-    known = audit_trail.records(site, corpus["version"], "text")["text"][0]
+    known = audit_trail.records(site, version["version"], "text")["text"][0]
     rows = [json.dumps({"text": text, "licence": "CC0-1.0"}) for text in (known, *ROADS)]
     (home / "acme.jsonl").write_text("\n".join(rows))
     assert buyers.target_inputs(site) != before
     with pytest.raises(TargetError, match="1 contents of the target of buyer 'acme' are in the corpus"):  # fmt: skip
-        buyers.targets(site, corpus, tokenizer)
+        buyers.targets(site, version, tokenizer)
     (home / "acme.jsonl").write_text(rows[1])
     with pytest.raises(TargetError, match="at least 2"):
-        buyers.targets(site, corpus, tokenizer)
+        buyers.targets(site, version, tokenizer)
     (home / "acme.jsonl").unlink()
     with pytest.raises(TargetError, match="'acme' does not exist"):
-        buyers.targets(site, corpus, tokenizer)
+        buyers.targets(site, version, tokenizer)
     assert load_buyer_target(site.home, "zeta") is not None
 
 
@@ -163,3 +166,50 @@ def test_a_buyer_that_cannot_be_meant_is_refused(text: str, message: str) -> Non
     """No target, a wrong currency, a name that is no folder, a key that holds for all buyers alike."""
     with pytest.raises(ConfigError, match=message):
         parse(text)
+
+
+def retrained(directory: Path, _: int) -> dict:
+    """In place of the launcher: the run's entry, in this process."""
+    assert retrain(load_run(directory / "run.json"), directory) == 0
+    return {}
+
+
+def again(site: Site, asset: str, step, *parts: str, **more) -> None:
+    """A step called as its asset calls it, and its result kept as the asset's newest."""
+    version, values = step(site, *(made(site.home.path, part) for part in parts), **more)
+    store(site.home.results, Result(asset, "test", version, values))
+
+
+def test_a_target_that_changes_is_measured_anew_and_payouts_are_corrected_not_changed(
+    market_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """After a new file of one buyer its earlier entry stays, a correction leads to the new prices, and nobody else's numbers move."""
+    home = copied(market_home)
+    site, k_owner = opened(home), corpus_keys(opened(home)).k_owner
+    before = made(home, "prices")
+    tables = {path.name: path.read_bytes() for path in (home / "tables").glob("*.parquet")}
+    entries = len(list(open_ledger(site).entries()))
+    rows = [json.dumps({"text": text, "licence": "CC0-1.0"}) for text in (*BANKS[2:], *ROADS[1:])]
+    (home / "acme.jsonl").write_text("\n".join(rows))
+    again(site, "target", corpus.target, "corpus", "tokens")
+    parts = ("corpus", "clusters", "tokens", "target", "evaluation_plan")
+    again(site, "owner_values", valuation.owner_values, *parts, run=retrained)
+    parts = ("corpus", "tokens", "influence", "owner_values", "evaluation_plan")
+    again(site, "values", pricing.value_table, *parts)
+    again(site, "prices", pricing.prices, "values")
+    changed = {path.name for path in (home / "tables").glob("*.parquet") if path.read_bytes() != tables[path.name]}  # fmt: skip
+    assert changed == {"buyer-acme-values.parquet", "buyer-acme-prices.parquet"}
+    log = list(open_ledger(site).entries())
+    kinds = [entry["kind"] for entry in log[entries:]]
+    assert kinds.count("price_correction") == 1
+    (correction,) = (entry["body"] for entry in log if entry["kind"] == "price_correction")
+    assert correction["buyer"] == buyers.marked(site, "acme")["buyer"]
+    paid = pl.read_parquet(tables["buyer-acme-prices.parquet"])
+    now = pl.read_parquet(home / "tables/buyer-acme-prices.parquet")
+    for name, amount in now.select("subject", "price_microunits").iter_rows():
+        gap = correction["microunits"].get(keyed(k_owner, name.encode()).hex(), 0)
+        assert dict(paid.select("subject", "price_microunits").iter_rows())[name] + gap == amount
+    assert now["price_microunits"].sum() == POOLS["acme"]
+    old = buyers.seen_by(before, "acme")
+    assert log[old["entry"]]["body"]["table"] == correction["before"]
+    assert audit_trail.prices(site, made(home, "prices")) == []
