@@ -117,9 +117,13 @@ def test_payouts_and_explain_are_by_buyer(ask, market_home: Path) -> None:
     """`payouts --buyer` ends in that buyer's pool; `explain` has a line per buyer; a buyer that is not there is said."""
     assert "total 7,000,001 7.00" in ask(market_home, "payouts", "--buyer", "acme").out
     assert "total 1,000,000,000" in ask(market_home, "payouts").out
+    asked_sql = ask(market_home, "sql", 'select sum(price_microunits) from "buyer-acme-prices"')
+    assert "7000001" in asked_sql.out
     said = ask(market_home, "explain", "wilson").out
     assert "for buyer acme" in said
     assert "for buyer zeta" in said
+    page = (market_home / "reports/latest.html").read_text()
+    assert "Other buyers have tables of their own: acme, zeta." in page
     stranger = ask(market_home, "payouts", "--buyer", "stranger")
     assert stranger.code == 2
     assert "[buyers.stranger]" in stranger.err
