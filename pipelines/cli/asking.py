@@ -51,6 +51,9 @@ def verify(
             help="After a rotation: the key list (the ledger's file `keys`); --key is then the root's."
         ),
     ] = None,
+    buyer: Annotated[
+        str, typer.Option(help="The owner's receipt about what this buyer of [buyers.NAME] pays.")
+    ] = "",
 ) -> None:
     """Say yes or no, and why: the whole home, or one owner's receipt."""
     if receipt.endswith((".json", ".tlog-proof")):
@@ -61,13 +64,10 @@ def verify(
         return
     site = this_site()
     if receipt:
-        issued = required(site, "receipts")
-        _answer(
-            receipt,
-            lambda: _receipt_facts(
-                site.home.receipts / issued["version"] / f"{receipt}.receipt.json", vkey, keys
-            ),
-        )
+        from pipelines.steps.provenance import receipts_of
+
+        folder = receipts_of(site, required(site, "receipts")["version"], buyer)
+        _answer(receipt, lambda: _receipt_facts(folder / f"{receipt}.receipt.json", vkey, keys))
         return
     good = True
     for name, problems in _everything(site):
@@ -313,6 +313,7 @@ def explain(
         )
         _add_proxy(site, table)
     _add_price(site, subject, table)
+    _add_buyers(site, subject, table)
     table.add_row("plan", f"{plan['digest']}, ledger entry {plan['entry']}, before any training")
     console.print(table)
 
@@ -363,6 +364,26 @@ def _add_price(site: "Site", subject: str, table: Table) -> None:
             why = _why(site, subject, prices["unattributed_nano"])
             if why:
                 table.add_row("why this price", why)
+
+
+def _add_buyers(site: "Site", subject: str, table: Table) -> None:
+    """What the subject is worth and paid for every other buyer."""
+    import polars as pl
+
+    from pipelines.steps.buyers import names_in, table_of
+
+    for buyer in names_in(required(site, "values")):
+        values = pl.read_parquet(table_of(site, "values", buyer))
+        for row in values.filter(pl.col("subject_id") == subject).iter_rows(named=True):
+            said = f"{row['value_nano'] / 1e9:.9f} {row['unit']}, n = {row['n']}"
+            path = table_of(site, "prices", buyer)
+            if path.exists():
+                paid = pl.read_parquet(path).filter(pl.col("subject") == subject)
+                said += "".join(
+                    f"; {one['price_microunits']:,} micro-units {one['currency']}"
+                    for one in paid.iter_rows(named=True)
+                )
+            table.add_row(f"for buyer {buyer}", said)
 
 
 def _why(site: "Site", owner: str, unattributed_nano: dict[str, int]) -> str:

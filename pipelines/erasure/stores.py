@@ -77,12 +77,14 @@ def tokens(scope: Scope) -> int:
 
 
 def target(scope: Scope) -> int:
-    """Held-out records: token folders, the sealed part, the list of contents."""
+    """Held-out records: token folders, the sealed part, the list of contents; and the targets of other buyers."""
     from pipelines.steps.ledger import corpus_keys
+    from pipelines.storage.buyers import erase_from_buyers
     from pipelines.storage.target import erase_held_out
 
     home = scope.site.home
     removed = erase_held_out(home, corpus_keys(scope.site), scope.ids, scope.fingerprints)
+    removed += erase_from_buyers(home, scope.ids, scope.fingerprints)
     if removed:  # the note names the target that was
         (home.results / "target" / "latest.json").unlink(missing_ok=True)
     return removed
@@ -121,7 +123,8 @@ def _enter_table(site: "Site", kind: str, digest: str) -> None:
     """The ledger names a table that was made before; whoever checks it must find the later one named too."""
     from pipelines.steps.ledger import enter, open_ledger
 
-    named = [one["body"] for one in open_ledger(site).entries() if one["kind"] == kind]
+    entries = [one["body"] for one in open_ledger(site).entries() if one["kind"] == kind]
+    named = [body for body in entries if "buyer" not in body]  # theirs hold no records
     if named and "table" in named[-1]:
         enter(site, kind, {**named[-1], "table": digest, "erasure": True})
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.requests import load, matching, pending
 from pipelines.runs import digest_of
+from pipelines.steps import buyers
 from pipelines.steps.ledger import corpus_keys
 from pipelines.steps.tables import records, write_table
 from provenance import keyed, write_atomic
@@ -287,9 +288,15 @@ def target(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     path.unlink(
         missing_ok=True
     )  # it holds the confirmation part in the clear, which is sealed from now on
+    others = buyers.targets(site, corpus, tokenizer)
     values: dict[str, Any] = {
-        "files": ["target/target.json", "target/target_confirm.sealed"],
+        "files": [
+            "target/target.json",
+            "target/target_confirm.sealed",
+            *(f"{made['folder']}.json" for made in others.get("buyers", {}).values()),
+        ],
         "digest": found.digest,
+        **others,
     }
     for short, name in (("value", VALUE), ("test", TEST)):
         store = TokenStore.open(site.home.target / name, found.token_digests[name])

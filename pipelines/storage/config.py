@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pipelines.storage.errors import ConfigError
-from pipelines.storage.terms import OwnerConfig, PricingConfig, option
+from pipelines.storage.terms import BuyerConfig, OwnerConfig, PricingConfig, option
 from provenance.canonical import MAX_INTEGER
 
 FORMAT: Final = 1
@@ -214,6 +214,7 @@ class Config:
     audit: AuditConfig = field(default_factory=AuditConfig)
     erasure: ErasureConfig = field(default_factory=ErasureConfig)
     owners: Mapping[str, OwnerConfig] = field(default_factory=dict)
+    buyers: Mapping[str, BuyerConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """A format and a size that this program knows, and owners that can be folders."""
@@ -228,6 +229,9 @@ class Config:
         for owner in (*self.owners, *self.intake.personal_owners):
             if not OWNER_PATTERN.fullmatch(owner):
                 raise ConfigError(f"owner {owner!r}: letters, digits, '.', '_' and '-', at most 64")
+        for buyer in self.buyers:
+            if not OWNER_PATTERN.fullmatch(buyer):
+                raise ConfigError(f"buyer {buyer!r}: letters, digits, '.', '_' and '-', at most 64")
 
     def require_target(self) -> TargetConfig:
         """The target.
@@ -310,10 +314,16 @@ def parse(text: str) -> Config:
     values["owners"] = {
         owner: _section(OwnerConfig, entry, f"[owners.{owner}]") for owner, entry in owners.items()
     }
+    buyers = table.pop("buyers", {})
+    if not isinstance(buyers, dict):
+        raise ConfigError("[buyers] is a table: write [buyers.NAME]")
+    values["buyers"] = {
+        buyer: _section(BuyerConfig, entry, f"[buyers.{buyer}]") for buyer, entry in buyers.items()
+    }
     scalars = {"format": int, "size": str}
     for key, value in table.items():
         if key not in scalars:
-            known = (*scalars, *parts, "owners")
+            known = (*scalars, *parts, "owners", "buyers")
             raise ConfigError(f"unknown key {key!r} in dataworth.toml{_near(key, known)}")
         values[key] = _checked(value, scalars[key], key)
     return Config(**values)
@@ -337,6 +347,10 @@ def render(config: Config) -> str:
     if not config.owners:
         shown = ["[owners.NAME]", *_lines(OwnerConfig(name="Jane Doe", licence="CC-BY-4.0"))]
         lines += ["", *(f"# {line.removeprefix('# ')}" for line in shown)]
+    for buyer, terms in config.buyers.items():
+        lines += ["", f"[buyers.{json.dumps(buyer)}]", *_lines(terms)]
+    if not config.buyers:
+        lines += ["", "# [buyers.NAME] adds a buyer: a file as target, a pool and the other keys of [pricing] on money"]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -17,8 +17,8 @@ def option(text: str, default: Any = None, example: str = "") -> Any:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PricingConfig:
-    """The money."""
+class Terms:
+    """What one buyer pays, and by which rule."""
 
     pool_microunits: int | None = option(
         "the pool to distribute, in millionths of the currency; unset: values only, no prices",
@@ -37,6 +37,36 @@ class PricingConfig:
     basis: str = option(
         'pay by the "value", or by the "lower" end of its interval and hold back the rest', "value"
     )
+
+    def check(self, where: str) -> None:
+        """Refuse amounts that can't be paid.
+
+        Args:
+            where: The section, for the message.
+
+        Raises:
+            ConfigError: A currency, an amount or a word that can't be meant.
+        """
+        if not re.fullmatch(r"[A-Z]{3}", self.currency):
+            raise ConfigError(f'{where} currency is three capital letters, like "EUR"')
+        if self.reserve_microunits < 0 or (self.pool_microunits or 0) < 0:
+            raise ConfigError(f"{where} amounts are not negative")
+        if min(self.rate_microunits, self.floor_microunits) < 0:
+            raise ConfigError(f"{where} amounts are not negative")
+        if self.negative not in ("nothing", "offset") or self.basis not in ("value", "lower"):
+            raise ConfigError(
+                f'{where} negative is "nothing" or "offset", basis is "value" or "lower"'
+            )
+        if self.pool_microunits is not None and self.reserve_microunits > self.pool_microunits:
+            raise ConfigError(f"{where} reserve_microunits is larger than pool_microunits")
+        if max(self.pool_microunits or 0, self.reserve_microunits) > MAX_INTEGER:
+            raise ConfigError(f"{where} amounts are at most 2^53 - 1 = {MAX_INTEGER}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PricingConfig(Terms):
+    """The money of the buyer whose target is [target], and what holds for all buyers."""
+
     split: str = option(
         'a text that several owners hold is paid to the "first" to commit it, or shared by legal "entity" ([owners.NAME] entity), '
         "whose owners are then paid as one",
@@ -49,23 +79,23 @@ class PricingConfig:
     )
 
     def __post_init__(self) -> None:
-        """Amounts that can be paid."""
-        if not re.fullmatch(r"[A-Z]{3}", self.currency):
-            raise ConfigError('[pricing] currency is three capital letters, like "EUR"')
-        if self.reserve_microunits < 0 or (self.pool_microunits or 0) < 0:
-            raise ConfigError("[pricing] amounts are not negative")
-        if min(self.rate_microunits, self.floor_microunits) < 0:
-            raise ConfigError("[pricing] amounts are not negative")
-        if self.negative not in ("nothing", "offset") or self.basis not in ("value", "lower"):
-            raise ConfigError(
-                '[pricing] negative is "nothing" or "offset", basis is "value" or "lower"'
-            )
+        """Amounts that can be paid, and a split that is known."""
+        self.check("[pricing]")
         if self.split not in ("first", "entity"):
             raise ConfigError(f'[pricing] split is "first" or "entity", got {self.split!r}')
-        if self.pool_microunits is not None and self.reserve_microunits > self.pool_microunits:
-            raise ConfigError("[pricing] reserve_microunits is larger than pool_microunits")
-        if max(self.pool_microunits or 0, self.reserve_microunits) > MAX_INTEGER:
-            raise ConfigError(f"[pricing] amounts are at most 2^53 - 1 = {MAX_INTEGER}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuyerConfig(Terms):
+    """A buyer beside the one of [target] and [pricing]: a target and a pool of its own, the same lots, licences and split."""
+
+    target: str = option("a file of this buyer's held-out records (.jsonl, .parquet, .csv)", "")
+
+    def __post_init__(self) -> None:
+        """A target, and amounts that can be paid."""
+        if not self.target:
+            raise ConfigError('[buyers.*] needs a target: target = "buyer.jsonl", a file of held-out records')  # fmt: skip
+        self.check("[buyers.*]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from graph_buyers import asked
 from graph_commands import (
     FORGET,
     LETTER,
@@ -73,6 +74,20 @@ def grown_home(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         return done.stdout + done.stderr
 
     return shared(tmp_path_factory, "grown", make)
+
+
+@pytest.fixture(scope="session")
+def market_home(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_home` after two more buyers and a second run; never to be changed."""
+
+    def make(home: Path) -> str:
+        shutil.copytree(tiny_home, home)
+        asked(home)
+        done = dataworth(home, "run")
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout + done.stderr
+
+    return shared(tmp_path_factory, "market", make)
 
 
 @pytest.fixture

@@ -64,6 +64,8 @@ def test_receipts_name_the_proxy_and_say_that_its_transfer_is_not_measured(
         assert said.code == 0
         assert f"settings {proxy_digest(run)}" in said.out
         assert "not measured" in said.out
+    page = (tiny_home / "reports/latest.html").read_text()
+    assert f"settings {proxy_digest(run)}; against a larger model: not measured" in page
 
 
 def test_a_measured_transfer_is_on_every_receipt(
