@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from pipelines.reports.errors import ReportError
     from pipelines.reports.influence import (
+        CurvePoint,
         HeatCell,
         Influence,
         Judged,
@@ -69,6 +70,7 @@ _MODULES = {
     "Coverage": "owners",
     "EntropySpread": "owners",
     "Estimate": "parts",
+    "CurvePoint": "influence",
     "EvaluationPlan": "model",
     "FairRow": "owners",
     "GroupValue": "model",
@@ -111,6 +113,7 @@ __all__ = [
     "Control",
     "Corpus",
     "Coverage",
+    "CurvePoint",
     "EntropySpread",
     "Estimate",
     "EvaluationPlan",

@@ -103,7 +103,7 @@ def _pictures(data: ReportData) -> dict[str, Picture]:
         if data.influence.heat:
             found["heat"] = _heat(data.influence)
         if isinstance(data.influence.judged, Judged):
-            found["judged"] = _judged(data.influence.judged)
+            found |= _judgement(data.influence.judged)
     if isinstance(data.training, tuple):
         curves = [curve for curve in data.training if curve.steps]
         if curves:
@@ -203,9 +203,19 @@ def _heat(part: Influence) -> Picture:
     return picture(draw, "chart-heat", "Influence of owners on targets", (told, caption), height)
 
 
+def _judgement(part: Judged) -> dict[str, Picture]:
+    scores = {"judged": _judged(part)} if part.scores else {}
+    return scores | ({"removal": _removal(part)} if part.curve else {})
+
+
 def _judged(part: Judged) -> Picture:
     bars = [
-        charts.Bar(label=o.method, value=o.score.value, low=o.score.low, high=o.score.high)
+        charts.Bar(
+            label=o.method.partition("(")[0],
+            value=o.score.value,
+            low=o.score.low,
+            high=o.score.high,
+        )
         for o in part.scores
     ]
     told = "; ".join(f"{o.method} {numbers.signed(o.score.value, 2)}" for o in part.scores)
@@ -218,6 +228,30 @@ def _judged(part: Judged) -> Picture:
     return picture(
         draw, "chart-judged", "Score of each method", words, charts.row_height(len(bars))
     )
+
+
+def _removal(part: Judged) -> Picture:
+    points = [point for point in part.curve if point.removed]
+    shares = [point.percent for point in points]
+    arms = {
+        "most valued first": [point.top for point in points],
+        "least valued first": [point.bottom for point in points],
+        "any order": [point.random for point in points],
+    }
+    told = "; ".join(
+        f"{name} {', '.join(numbers.fixed(loss, 4) for loss in losses)}"
+        for name, losses in arms.items()
+    )
+    draw = charts.lines(
+        [charts.Line(label=name, x=shares, y=losses) for name, losses in arms.items()],
+        "scored records taken away, %", "loss, nats per token",
+    )  # fmt: skip
+    caption = (
+        "Loss of proxies retrained without a share of the scored records, mean over seeds. The line of the most valued "
+        "should lie on top, that of the least valued at the bottom; the table has the intervals."
+    )
+    words = (f"Line chart at {', '.join(map(str, shares))} %: {told}.", caption)
+    return _picture(draw, "chart-removal", "Removal curves", words, 2.6)
 
 
 def _loss(curves: list[LossCurve]) -> Picture:
