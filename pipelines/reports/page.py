@@ -251,7 +251,7 @@ def _removal(part: Judged) -> Picture:
         "should lie on top, that of the least valued at the bottom; the table has the intervals."
     )
     words = (f"Line chart at {', '.join(map(str, shares))} %: {told}.", caption)
-    return _picture(draw, "chart-removal", "Removal curves", words, 2.6)
+    return picture(draw, "chart-removal", "Removal curves", words, 2.6)
 
 
 def _loss(curves: list[LossCurve]) -> Picture:
