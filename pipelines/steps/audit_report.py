@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipelines.anatomy import FILE, read_engineering
 from pipelines.audits import read_audit
 from pipelines.evidence import read_evidence
 from pipelines.reports.dossier import Asked, Copy, Dossier, Fact, Model, Scope
-from pipelines.reports.parts import NotAvailable
 from pipelines.requests import OPEN_STATES, Request, RequestError, load
 from pipelines.results import Result, latest
 from pipelines.steps.ledger import corpus_keys, open_ledger
@@ -81,7 +81,7 @@ def publish(site: "Site", batch: Batch) -> Published:
         release=_release(site, requests, audit["verdict"]),
         copies=_copies(site, requests),
         evidence=read_evidence(folder, audit["entry"]),
-        engineering=NotAvailable(reason="depth and ripple are not measured at this size"),
+        engineering=read_engineering(folder),
         versions=_versions(folder),
     )
     return _write(site, dossier)
@@ -107,7 +107,9 @@ def published(
     made = publish(
         site, Batch(corpus, erasure, plan, models, Result("robustness_audit", "", digest, values))
     )
+    measured = f"runs/{values['run']}/{FILE}"
     files = [*values["files"], *made.files(site.home.path)]
+    files += [measured] * (site.home.path / measured).exists()
     return digest, {
         **values,
         "files": files,
