@@ -4,9 +4,10 @@ Order, and why it is this one::
 
     1  read and unseal the records, check that forgotten, retained and look-alike people are different people
     2  write plan.json: thresholds, limits of the adversary, digests of the models       (before any model is opened)
-    3  for each model in turn: tiers 1 to 3, membership, utility, the plan's repertoire  (one model in memory at a time; what is
+    3  the original alone: what has it memorised, and of whom?                          (`memorisation`; without that an audit says nothing)
+    4  for each model in turn: tiers 1 to 3, membership, utility, the plan's repertoire  (one model in memory at a time; what is
        finished is kept and not repeated after a kill: `measuring`); random weights: utility
-    4  write rows.parquet, then judge *the file that was written*, then audit.json and result.json
+    5  write rows.parquet, then judge *the file that was written*, then audit.json and result.json
 
 Files in the run's folder: `plan.json`, `progress.jsonl`, `rows.parquet`, `audit.json`, `result.json`. None holds a prompt, a
 secret, a text or a name; people are ids salted with the request's key. `verdict.contradictions(audit, rows)` repeats every
@@ -107,19 +108,27 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
         TrainerError: if a checkpoint is incomplete, altered or of another shape.
     """
     from unlearning.material import prepare
+    from unlearning.presentations import times_shown
     from unlearning.probes import FileTokenizer
 
     extra = run.config.extra
     scale = Scale.from_json(extra["engineering"]) if "engineering" in extra else None
     inputs = read_inputs(run, directory)
     _write_plan(directory, inputs.plan)
+    tokenizer = FileTokenizer(directory / extra["tokenizer"])
+    original = next(folder for role, folder, _ in inputs.models if role == "original")
+    texts = {
+        record.record_id: (*tokenizer.encode(record.text)[0], tokenizer.end_of_text)
+        for record in (*inputs.forgotten, *inputs.retained, *inputs.lookalikes)
+    }
     material = prepare(
         inputs.forgotten,
         inputs.retained,
         inputs.lookalikes,
-        FileTokenizer(directory / extra["tokenizer"]),
+        tokenizer,
         inputs.plan.attacks,
         inputs.plan.seed,
+        times_shown(original, texts),
     )
     rows = measure(run.config.model, directory, inputs, material)
     write_rows(directory / "rows.parquet", to_table(rows))

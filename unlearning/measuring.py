@@ -52,6 +52,13 @@ def measurements() -> list[tuple[str, Attack]]:
     ]
 
 
+def first_measurement() -> tuple[str, Attack]:
+    """What is measured on the original alone, before anything else: what it has memorised."""
+    from unlearning.attacks.memorised import memorised
+
+    return "memorised", memorised
+
+
 def secondary_measurements(repertoire: Repertoire) -> list[tuple[str, Attack]]:
     """What a repertoire adds, in order; nothing for an empty one.
 
@@ -112,6 +119,8 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
 
     planned = [*measurements(), *secondary_measurements(inputs.plan.attacks.repertoire)]
     steps = [(role, digest, folder, *step) for role, folder, digest in inputs.models for step in planned]  # fmt: skip
+    original = next(model for model in inputs.models if model[0] == "original")
+    steps.insert(0, (original[0], original[2], original[1], *first_measurement()))
     random = (RANDOM, inputs.plan.random_init, directory)
     steps += [(*random, name, attack) for name, attack in planned if name == "utility"]
     tag = parts_tag(shape, inputs)

@@ -376,6 +376,7 @@ def robustness_audit(
     return published(site, corpus, erasure, plan, models, body["audit"], {
         "files": files, "run": directory.name, "verdict": audit["verdict"], "entry": entries["audit"], "plan_digest": plan_digest, "people": erasure["people"], "batch": erasure["batch"],
         "gold_seeds": len(models["gold"]["golds"]), "method": models["unlearned"]["method"], "skipped": "",
+        "memorised": audit["description"]["memorisation"]["memory"],
     })  # fmt: skip
 
 
