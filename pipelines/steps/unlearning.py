@@ -313,14 +313,9 @@ def audit_inputs(site: "Site", erasure: "Result", models: Mapping[str, "Result"]
     """What the audit depends on."""
     roots = {name: model.data_version for name, model in models.items()}
     return {
-        "models": roots,
-        "lookalikes": _lookalikes_digest(site),
-        "batch": erasure["batch"],
-        "attack_steps": list(site.size.attack_steps),
-        "secondary": site.size.secondary,
-        **engineering_settings(site.size),
-        "size": site.size.name,
-    }
+        "models": roots, "lookalikes": _lookalikes_digest(site), "batch": erasure["batch"], "attack_steps": list(site.size.attack_steps),
+        "secondary": site.size.secondary, "size": site.size.name, **engineering_settings(site.size),
+    }  # fmt: skip
 
 
 def robustness_audit(

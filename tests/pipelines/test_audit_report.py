@@ -38,6 +38,8 @@ def html() -> str:
         "The people are not forgotten by this model",
         "Beyond what was allowed: Asked after further training, Was a person in it?, sampled/k-64.",
         "Erasure of 320 records of 64 people",
+        "Asked first of all: the model before the erasure ",
+        "What the original had memorised",
         "a1b2c3d4e5f60718 9f8e7d6c5b4a3928 2026-11-03 2026-12-03 audited open",
         "0011223344556677 by record 2026-11-04 no deadline shredded 2026-11-30T10:11:12Z",
         "Legal basis: not recorded by this program.",
