@@ -213,7 +213,11 @@ def module_map(part: Engineering, *, reverted: bool = False) -> Drawing:
     )
     return Drawing(
         draw=charts.heat(
-            names, part.distances, table, "nats per token, by neighbour distance (nearest first)"
+            names,
+            part.distances,
+            table,
+            "nats per token, by neighbour distance (nearest first)",
+            harm=True,
         ),
         title=f"Ripple by part of the model, change {what}",
         told=f"Map of {len(part.modules)} parts by {len(part.distances)} distances: {told}.",
