@@ -18,6 +18,7 @@ from pipelines.anatomy import FILE, read_engineering
 from pipelines.audits import read_audit
 from pipelines.evidence import read_evidence
 from pipelines.reports.dossier import Asked, Copy, Dossier, Fact, Model, Scope
+from pipelines.reports.errors import ReportError
 from pipelines.requests import OPEN_STATES, Request, RequestError, load
 from pipelines.results import Result, latest
 from pipelines.steps.ledger import corpus_keys, open_ledger
@@ -154,6 +155,21 @@ def find(site: "Site", request: str = "") -> Published:
     raise RequestError(_why_none(site, requests, chosen))
 
 
+def waits(site: "Site", request: str = "") -> bool:
+    """Whether a run of the graph would audit the request (or any, when none is named).
+
+    Args:
+        site: The open home.
+        request: Id or reference, or the beginning of one; empty for any.
+
+    Raises:
+        RequestError: There is no such request.
+    """
+    requests = [one for one in load(site.home) if one.kind == "erase"]
+    chosen = [_named(site, requests, request)] if request else requests
+    return any(one.state in OPEN_STATES[:3] for one in chosen)
+
+
 def reference_of(site: "Site", request: str) -> str:
     """How a report names a request: its id is an unsalted digest of who asked for what, which could be confirmed by guessing.
 
@@ -176,10 +192,17 @@ def _write(site: "Site", dossier: Dossier) -> Published:
 
 
 def _stored(site: "Site") -> list[Dossier]:
-    """Reports that lie in the home, newest first."""
-    paths = (site.home.path / "reports").glob("audit-*.json")
-    newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
-    return [Dossier.from_json(path.read_text(encoding="utf-8")) for path in newest]
+    """Reports that lie in the home, the newest audit first: by the ledger, since bringing one up to date changes its file."""
+    paths = sorted((site.home.path / "reports").glob("audit-*.json"))
+    found = []
+    for path in paths:
+        try:
+            found.append(Dossier.from_json(path.read_text(encoding="utf-8")))
+        except (ReportError, ValueError) as error:
+            raise RequestError(
+                f"reports/{path.name} is no audit report of this version ({error}): put it and its page elsewhere and ask again"
+            ) from error
+    return sorted(found, key=lambda one: one.evidence.ledger_entry, reverse=True)
 
 
 def _named(site: "Site", requests: Sequence[Request], name: str) -> Request:

@@ -100,6 +100,33 @@ def test_a_request_that_waits_is_refused_with_what_to_do(tiny_home, copied, ask)
     assert ask(home, "audit").code == 0  # the newest audit is still the other one's
 
 
+def test_run_audits_what_waits_and_nothing_else(tiny_home, copied, ask, monkeypatch) -> None:
+    """With --run the graph runs up to the audit for a request that waits; not for one that is audited, unknown or not there."""
+    home = copied(tiny_home)
+    calls = []
+    monkeypatch.setattr("pipelines.cli.running.run", lambda **options: calls.append(options))
+    assert ask(home, "audit", "--run").code == 0
+    assert ask(home, "audit", "zzz", "--run").code == 1
+    assert calls == []
+    assert ask(home, *FORGET).code == 0
+    site = open_site(home, None, "tiny", None)
+    waiting = next(one for one in requests.load(site.home) if one.state == "received")
+    assert ask(home, "audit", waiting.id, "--run").code == 1  # this run did nothing
+    assert calls == [{"select": "*robustness_audit", "size": "", "inbox": ""}]
+
+
+def test_a_report_that_was_changed_by_hand_is_named(tiny_home, copied, ask) -> None:
+    """A field that nobody knows, a torn file: code 1, and which file it is."""
+    home = copied(tiny_home)
+    (path,) = (home / "reports").glob("audit-*.json")
+    whole = path.read_text()
+    for broken in (whole.replace('"demo"', '"dema"'), whole[:-100]):
+        path.write_text(broken)
+        answer = ask(home, "audit")
+        assert answer.code == 1
+        assert f"reports/{path.name} is no audit report of this version" in answer.err
+
+
 def test_without_chromium_the_report_is_there_and_the_pdf_is_refused(
     tiny_home, copied, ask
 ) -> None:
