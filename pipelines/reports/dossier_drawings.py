@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_LINES = 5
 MAX_POINTS = 1500
+MAX_TICKS = 12
 _STYLES = {
     "original": ("-", "s"),
     "unlearned": ("--", "o"),
@@ -47,7 +48,7 @@ def ribbons(
         series: in the order of the legend; a label that begins with a model's name gets that model's style.
         x_label: name and unit.
         y_label: name, unit and direction.
-        shares: whether y is per cent of a whole and each x was measured: the axis is then whole and the steps are named.
+        shares: whether y is per cent of a whole: the axis then shows all of it.
 
     Returns:
         The chart.
@@ -67,7 +68,9 @@ def ribbons(
                 )  # fmt: skip
         if shares:
             axes.set_ylim(-3, 103)
-            axes.set_xticks(sorted({step for one in series for step in one.x}))
+        places = sorted({place for one in series for place in one.x})
+        if len(places) <= MAX_TICKS and all(isinstance(place, int) for place in places):
+            axes.set_xticks(places)  # steps and layers that were measured, nothing between them
         axes.set_xlabel(x_label)
         axes.set_ylabel(printable(y_label))  # a unit comes from a file
         axes.grid(visible=True, color=palette.grid, linewidth=0.7)
