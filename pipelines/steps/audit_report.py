@@ -11,6 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -153,6 +154,41 @@ def find(site: "Site", request: str = "") -> Published:
     if batch is not None and (chosen is None or chosen.id in batch.erasure["requests"]):
         return publish(site, batch)
     raise RequestError(_why_none(site, requests, chosen))
+
+
+def contradicted(site: "Site", _audit: Result) -> list[str]:
+    """Where a report in the home says something else than the ledger, or a page isn't the one of its facts.
+
+    Args:
+        site: The open home.
+
+    Returns:
+        One sentence per finding.
+    """
+    entries = list(open_ledger(site).entries())
+    found = []
+    for dossier in _stored(site):
+        evidence, name = dossier.evidence, f"reports/audit-{dossier.batch}"
+        entry = (
+            entries[evidence.ledger_entry] if 0 <= evidence.ledger_entry < len(entries) else None
+        )
+        body = entry["body"] if entry and entry["kind"] == "audit" else {}
+        told = {
+            "run": evidence.run,
+            "audit": evidence.audit_digest,
+            "plan": dossier.audit.plan_digest,
+            "verdict": dossier.audit.verdict,
+        }
+        found += [
+            f"{name}.json: {what} is {value}, the ledger's entry {evidence.ledger_entry} says {body.get(what)}"
+            for what, value in told.items()
+            if body.get(what) != value
+        ]
+        facts, page = ((site.home.path / f"{name}.{kind}") for kind in ("json", "html"))
+        digest = sha256(facts.read_bytes()).hexdigest()
+        if not page.exists() or digest not in page.read_text(encoding="utf-8"):
+            found.append(f"{name}.html is not the page of {name}.json: dataworth audit writes it")
+    return found
 
 
 def waits(site: "Site", request: str = "") -> bool:

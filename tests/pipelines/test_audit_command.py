@@ -127,6 +127,28 @@ def test_a_report_that_was_changed_by_hand_is_named(tiny_home, copied, ask) -> N
         assert f"reports/{path.name} is no audit report of this version" in answer.err
 
 
+def test_verify_notices_a_verdict_that_was_made_nicer(tiny_home, copied, ask) -> None:
+    """Facts and page rewritten together, consistently: the ledger says otherwise; a page of other facts is noticed too."""
+    home = copied(tiny_home)
+    (facts,) = (home / "reports").glob("audit-*.json")
+    page, whole = facts.with_suffix(".html"), facts.read_bytes()
+    assert ask(home, "verify").code == 0
+    nicer = whole.replace(b'"verdict": "INVALID"', b'"verdict": "INCONCLUSIVE"')
+    facts.write_bytes(nicer)
+    digests = (hashlib.sha256(one).hexdigest().encode() for one in (whole, nicer))
+    page.write_bytes(page.read_bytes().replace(*digests))
+    said = ask(home, "verify")
+    assert said.code == 1
+    assert "no audit reports" in said.out
+    assert "verdict is INCONCLUSIVE, the ledger's entry" in said.out
+    facts.write_bytes(whole)
+    said = ask(home, "verify")
+    assert said.code == 1
+    assert f"reports/{page.name} is not the page of reports/{facts.name}" in said.out
+    assert ask(home, "audit").code == 0
+    assert ask(home, "verify").code == 0
+
+
 def test_without_chromium_the_report_is_there_and_the_pdf_is_refused(
     tiny_home, copied, ask
 ) -> None:
