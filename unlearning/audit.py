@@ -23,6 +23,7 @@ Settings, in `run.config.extra` (real numbers as decimal strings)::
     margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups     optional, see plan.py
     attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
     ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so
+    engineering  {"targets": 8, …}                 optional: depth and ripple, written to engineering.parquet (`engineering.Scale`)
 
 Cost: about 60 forward passes of one line per forgotten person and model, and 50 small training steps per model.
 """
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs, write_atomic
 from unlearning.description import describe
+from unlearning.engineering import FILE, Scale, measure_engineering
 from unlearning.errors import PeopleError, PlanError
 from unlearning.lineage import check_lineage
 from unlearning.measuring import measure, random_model, remove_parts
@@ -55,7 +57,7 @@ _REQUIRED = ("models", "sealed", "retained", "tokenizer")
 _PLANNED = (
     "margin", "auc_margin", "utility_margin", "min_original_rate", "min_gold_seeds", "resamples", "subgroups",
 )  # fmt: skip
-_KNOWN = {*_REQUIRED, *_PLANNED, "lookalikes", "attacks", "ledger"}
+_KNOWN = {*_REQUIRED, *_PLANNED, "lookalikes", "attacks", "ledger", "engineering"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -110,6 +112,7 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
     from unlearning.probes import FileTokenizer
 
     extra = run.config.extra
+    scale = Scale.from_json(extra["engineering"]) if "engineering" in extra else None
     inputs = read_inputs(run, directory)
     _write_plan(directory, inputs.plan)
     tokenizer = FileTokenizer(directory / extra["tokenizer"])
@@ -130,6 +133,8 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
     rows = measure(run.config.model, directory, inputs, material)
     write_rows(directory / "rows.parquet", to_table(rows))
     verdict = verdict_from_rows(read_rows(directory / "rows.parquet"), inputs.plan)
+    if scale is not None:
+        measure_engineering(run.config.model, directory, inputs, material, scale)
     _write_results(run, directory, inputs, verdict, len(rows))
     remove_parts(directory)
     return verdict
@@ -253,6 +258,12 @@ def _write_results(
         "unchecked": inputs.unchecked,
         "description": describe(Evidence(read_rows(directory / "rows.parquet")), inputs.plan),
     }
+    measured = directory / FILE
+    if measured.exists():
+        report["engineering"] = {
+            "file": FILE,
+            "sha256": hashlib.sha256(measured.read_bytes()).hexdigest(),
+        }
     data = jcs(report)
     write_atomic(directory / "audit.json", data)
     result = {

@@ -126,7 +126,7 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
     steps.insert(0, (original[0], original[2], original[1], *first_measurement()))
     random = (RANDOM, inputs.plan.random_init, directory)
     steps += [(*random, name, attack) for name, attack in planned if name == "utility"]
-    tag = _tag(shape, inputs)
+    tag = parts_tag(shape, inputs)
     for stale in set(directory.glob("rows.part-*")) - set(directory.glob(f"rows.part-{tag}-*")):
         stale.unlink()
     rows: list[Row] = []
@@ -202,7 +202,16 @@ def remove_parts(directory: Path) -> None:
         part.unlink()
 
 
-def _tag(shape: ModelSpec, inputs: Inputs) -> str:
+def parts_tag(shape: ModelSpec, inputs: Inputs) -> str:
+    """What the parts of one audit are named by: an HMAC under the request's key of plan, model shape and material.
+
+    Args:
+        shape: shape of all models.
+        inputs: checked inputs.
+
+    Returns:
+        16 hex digits.
+    """
     records = (*inputs.forgotten, *inputs.retained, *inputs.lookalikes)
     content = hashlib.sha256()
     for record in records:

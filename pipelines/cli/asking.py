@@ -84,8 +84,8 @@ def verify(
 
 def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
     """Every claim of the home with the problems found, recomputed from disk."""
+    from pipelines.steps import audit_report, judgement
     from pipelines.steps import audit_trail as trail
-    from pipelines.steps import judgement
 
     claims: list[tuple[str, Callable[..., list[str]], tuple[str, ...]]] = [
         ("corpus: every row, tombstone and salt gives the manifest's roots", trail.version, ("corpus",)),
@@ -105,6 +105,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("gold model: files, manifest and root are those in the ledger", trail.model, ("gold_checkpoint",)),
         ("unlearned model: files, manifest and root are those in the ledger", trail.model, ("unlearned_checkpoint",)),
         ("audit: the verdict follows from its rows", trail.verdict, ("robustness_audit",)),
+        ("audit reports: verdict and digests are the ledger's, each page is that of its facts", audit_report.contradicted, ("robustness_audit",)),
     ]  # fmt: skip
     for claim, check, assets in claims:
         results = [

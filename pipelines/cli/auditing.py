@@ -32,19 +32,12 @@ def audit(
     """The audit of an erasure request: verdict, report in two parts, JSON and PDF. 1 if there is none, and says why."""
     from pipelines.reports.errors import ReportError
     from pipelines.reports.printing import print_pdf
-    from pipelines.steps.audit_report import Published, find
-
-    def found() -> Published:
-        return find(this_site(), request)
+    from pipelines.steps.audit_report import find, waits
 
     try:
-        try:
-            made = found()
-        except RequestError:
-            if not run:
-                raise
+        if run and waits(this_site(), request):
             _run_the_graph()
-            made = found()
+        made = find(this_site(), request)
         audited = made.dossier.audit
         console.print(
             f"{audited.verdict}: {audited.num_people} people, {audited.num_gold_seeds} gold model(s), method {audited.method}; "
@@ -69,7 +62,7 @@ def _run_the_graph() -> None:
     """Everything that an audit needs, and nothing that comes after it."""
     from pipelines.cli.running import run
 
-    run(select="+robustness_audit", size="", inbox="")
+    run(select="*robustness_audit", size="", inbox="")
 
 
 COMMANDS = [audit]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EVIDENCE = frozenset(
     {
         "run.json", "result.json", "progress.jsonl", "phases.json", "windows.jsonl", "audit.json", "plan.json", "rows.parquet",
-        "evaluation.json", "trainer.log",
+        "engineering.parquet", "evaluation.json", "trainer.log",
     }
 )  # fmt: skip
 """Files of a run that tell what it did and hold no text, weight or gradient; an audit's rows carry opaque ids only."""

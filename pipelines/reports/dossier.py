@@ -249,7 +249,7 @@ class Evidence:
     """Where what was done differs from what was planned; empty when the rows give the verdict again."""
     unchecked: tuple[str, ...]
     seconds: tuple[Fact, ...]
-    """Wall time by model; the only facts that a repetition changes."""
+    """Wall time by model; beside the models' speed and memory the only facts that a repetition changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pipelines.reports import charts
 from pipelines.reports.charts import short_label
 from pipelines.reports.dossier import Curve, Dossier, Spread
 from pipelines.reports.drawings import Drawing
-from pipelines.reports.engineering import DepthCurve, Engineering, ModuleRow, RipplePoint
+from pipelines.reports.engineering import DepthCurve, Engineering, RipplePoint
 from pipelines.reports.numbers import printable
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_LINES = 5
 MAX_POINTS = 1500
+MAX_TICKS = 12
 _STYLES = {
     "original": ("-", "s"),
     "unlearned": ("--", "o"),
@@ -47,7 +48,7 @@ def ribbons(
         series: in the order of the legend; a label that begins with a model's name gets that model's style.
         x_label: name and unit.
         y_label: name, unit and direction.
-        shares: whether y is per cent of a whole and each x was measured: the axis is then whole and the steps are named.
+        shares: whether y is per cent of a whole: the axis then shows all of it.
 
     Returns:
         The chart.
@@ -67,7 +68,9 @@ def ribbons(
                 )  # fmt: skip
         if shares:
             axes.set_ylim(-3, 103)
-            axes.set_xticks(sorted({step for one in series for step in one.x}))
+        places = sorted({place for one in series for place in one.x})
+        if len(places) <= MAX_TICKS and all(isinstance(place, int) for place in places):
+            axes.set_xticks(places)  # steps and layers that were measured, nothing between them
         axes.set_xlabel(x_label)
         axes.set_ylabel(printable(y_label))  # a unit comes from a file
         axes.grid(visible=True, color=palette.grid, linewidth=0.7)
@@ -197,35 +200,32 @@ def ripple(part: Engineering) -> Drawing:
     )
 
 
-def module_map(
-    rows: Sequence[ModuleRow], distances: Sequence[str], *, reverted: bool = False
-) -> Drawing:
-    """Module x neighbour distance, with the null between gold models as the last column where there is one."""
+def module_map(part: Engineering, *, reverted: bool = False) -> Drawing:
+    """Part of the model x neighbour distance; the whole change and the null between gold models stand below."""
     what = "taken back alone" if reverted else "applied alone"
-    values = [row.reverted if reverted else row.applied for row in rows]
-    null = [max(row.null) if row.null else None for row in rows]
-    columns = list(distances)
-    table = [list(one) for one in values]
-    if all(one is not None for one in null) and rows:
-        columns.append("gold vs gold")
-        table = [
-            [*one, largest] for one, largest in zip(table, null, strict=True) if largest is not None
-        ]
+    names = [row.module for row in part.modules] + ["all of them"]
+    table = [row.reverted if reverted else row.applied for row in part.modules] + [part.whole]
+    null = " There is one gold model only, so that it is not known what chance gives."
+    if part.null:
+        names.append("gold vs gold (null)")
+        table.append(part.null)
+        null = " The last row is the largest distance between two gold models, which is what chance gives."
     told = "; ".join(
-        f"{row.module} " + ", ".join(f"{value:+.4f}" for value in one)
-        for row, one in zip(rows, table, strict=True)
+        f"{name} " + ", ".join(f"{value:+.4f}" for value in one)
+        for name, one in zip(names, table, strict=True)
     )
     return Drawing(
         draw=charts.heat(
-            [row.module for row in rows],
-            columns,
+            names,
+            part.distances,
             table,
             "nats per token, by neighbour distance (nearest first)",
+            harm=True,
         ),
         title=f"Ripple by part of the model, change {what}",
-        told=f"Map of {len(rows)} parts by {len(distances)} distances: {told}.",
-        caption=f"Rise of the loss of people who stay (rows: parts of the model; columns: nearest neighbours by gradient first) when that part's change is {what}. Columns named gold vs gold: the largest rise when the part is moved from one gold model to another, which is what chance gives.",
-        height=charts.row_height(len(rows)) + 0.5,
+        told=f"Map of {len(part.modules)} parts by {len(part.distances)} distances: {told}.",
+        caption=f"Rise of the loss of people who stay (rows: parts of the model; columns: nearest neighbours by gradient first) when that part's change is {what}.{null}",
+        height=charts.row_height(len(names)) + 0.5,
     )
 
 
@@ -268,6 +268,6 @@ def drawings(dossier: Dossier) -> dict[str, Drawing]:
         if part.points:
             found["ripple"] = ripple(part)
         if part.modules:
-            found["modules-applied"] = module_map(part.modules, part.distances)
-            found["modules-reverted"] = module_map(part.modules, part.distances, reverted=True)
+            found["modules-applied"] = module_map(part)
+            found["modules-reverted"] = module_map(part, reverted=True)
     return found

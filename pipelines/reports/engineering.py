@@ -74,13 +74,13 @@ class ModuleRow:
     norm: float
     """Length of its update as a share of the length of its weights."""
     gold_norm: float | None
-    """The same between two gold models; None with one."""
+    """The largest between two gold models; None with one."""
     applied: tuple[float, ...]
     """Rise of the loss by neighbour distance when this part's change alone is applied to the original."""
     reverted: tuple[float, ...]
     """Rise of the loss by neighbour distance that goes away when this part's change alone is taken back."""
-    null: tuple[float, ...]
-    """Largest absolute rise by distance when the part is moved from one gold model to another instead; empty with one."""
+    facts: tuple[float, ...]
+    """Share of the people's own facts that are no longer answered when this part's change alone is applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,10 @@ class Engineering:
     distances: tuple[str, ...]
     """Names of the neighbour distances of the heat map, nearest first."""
     modules: tuple[ModuleRow, ...]
+    whole: tuple[float, ...]
+    """Rise of the loss by distance with all parts changed."""
+    null: tuple[float, ...]
+    """Largest distance between the mean losses of two gold models by neighbour distance, which is what chance gives; empty with one."""
     caveat: str
 
     def __post_init__(self) -> None:
@@ -106,5 +110,5 @@ class Engineering:
             if any(len(part) != self.layers for part in (curve.ratio, curve.cka, curve.lens)):
                 raise ReportError(f"depth of {curve.model} has not {self.layers} layers")
         for row in self.modules:
-            if {len(row.applied), len(row.reverted)} != {len(self.distances)}:
+            if {len(row.applied), len(row.reverted), len(row.facts)} != {len(self.distances)}:
                 raise ReportError(f"module {row.module} has not {len(self.distances)} distances")

@@ -11,13 +11,15 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipelines.anatomy import FILE, read_engineering
 from pipelines.audits import read_audit
 from pipelines.evidence import read_evidence
 from pipelines.reports.dossier import Asked, Copy, Dossier, Fact, Model, Scope
-from pipelines.reports.parts import NotAvailable
+from pipelines.reports.errors import ReportError
 from pipelines.requests import OPEN_STATES, Request, RequestError, load
 from pipelines.results import Result, latest
 from pipelines.steps.ledger import corpus_keys, open_ledger
@@ -81,7 +83,7 @@ def publish(site: "Site", batch: Batch) -> Published:
         release=_release(site, requests, audit["verdict"]),
         copies=_copies(site, requests),
         evidence=read_evidence(folder, audit["entry"]),
-        engineering=NotAvailable(reason="depth and ripple are not measured at this size"),
+        engineering=read_engineering(folder),
         versions=_versions(folder),
     )
     return _write(site, dossier)
@@ -107,7 +109,9 @@ def published(
     made = publish(
         site, Batch(corpus, erasure, plan, models, Result("robustness_audit", "", digest, values))
     )
+    measured = f"runs/{values['run']}/{FILE}"
     files = [*values["files"], *made.files(site.home.path)]
+    files += [measured] * (site.home.path / measured).exists()
     return digest, {
         **values,
         "files": files,
@@ -152,6 +156,56 @@ def find(site: "Site", request: str = "") -> Published:
     raise RequestError(_why_none(site, requests, chosen))
 
 
+def contradicted(site: "Site", _audit: Result) -> list[str]:
+    """Where a report in the home says something else than the ledger, or a page isn't the one of its facts.
+
+    Args:
+        site: The open home.
+
+    Returns:
+        One sentence per finding.
+    """
+    entries = list(open_ledger(site).entries())
+    found = []
+    for dossier in _stored(site):
+        evidence, name = dossier.evidence, f"reports/audit-{dossier.batch}"
+        entry = (
+            entries[evidence.ledger_entry] if 0 <= evidence.ledger_entry < len(entries) else None
+        )
+        body = entry["body"] if entry and entry["kind"] == "audit" else {}
+        told = {
+            "run": evidence.run,
+            "audit": evidence.audit_digest,
+            "plan": dossier.audit.plan_digest,
+            "verdict": dossier.audit.verdict,
+        }
+        found += [
+            f"{name}.json: {what} is {value}, the ledger's entry {evidence.ledger_entry} says {body.get(what)}"
+            for what, value in told.items()
+            if body.get(what) != value
+        ]
+        facts, page = ((site.home.path / f"{name}.{kind}") for kind in ("json", "html"))
+        digest = sha256(facts.read_bytes()).hexdigest()
+        if not page.exists() or digest not in page.read_text(encoding="utf-8"):
+            found.append(f"{name}.html is not the page of {name}.json: dataworth audit writes it")
+    return found
+
+
+def waits(site: "Site", request: str = "") -> bool:
+    """Whether a run of the graph would audit the request (or any, when none is named).
+
+    Args:
+        site: The open home.
+        request: Id or reference, or the beginning of one; empty for any.
+
+    Raises:
+        RequestError: There is no such request.
+    """
+    requests = [one for one in load(site.home) if one.kind == "erase"]
+    chosen = [_named(site, requests, request)] if request else requests
+    return any(one.state in OPEN_STATES[:3] for one in chosen)
+
+
 def reference_of(site: "Site", request: str) -> str:
     """How a report names a request: its id is an unsalted digest of who asked for what, which could be confirmed by guessing.
 
@@ -174,10 +228,17 @@ def _write(site: "Site", dossier: Dossier) -> Published:
 
 
 def _stored(site: "Site") -> list[Dossier]:
-    """Reports that lie in the home, newest first."""
-    paths = (site.home.path / "reports").glob("audit-*.json")
-    newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
-    return [Dossier.from_json(path.read_text(encoding="utf-8")) for path in newest]
+    """Reports that lie in the home, the newest audit first: by the ledger, since bringing one up to date changes its file."""
+    paths = sorted((site.home.path / "reports").glob("audit-*.json"))
+    found = []
+    for path in paths:
+        try:
+            found.append(Dossier.from_json(path.read_text(encoding="utf-8")))
+        except (ReportError, ValueError) as error:
+            raise RequestError(
+                f"reports/{path.name} is no audit report of this version ({error}): put it and its page elsewhere and ask again"
+            ) from error
+    return sorted(found, key=lambda one: one.evidence.ledger_entry, reverse=True)
 
 
 def _named(site: "Site", requests: Sequence[Request], name: str) -> Request:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.anatomy import engineering_settings
 from pipelines.erasure.batches import BATCH_FILE
 from pipelines.erasure.choosing import CORE_SET, CORE_SHARE, EXACT, asked_method, known
 from pipelines.erasure.finishing import carry_on, enter_state
@@ -312,13 +313,9 @@ def audit_inputs(site: "Site", erasure: "Result", models: Mapping[str, "Result"]
     """What the audit depends on."""
     roots = {name: model.data_version for name, model in models.items()}
     return {
-        "models": roots,
-        "lookalikes": _lookalikes_digest(site),
-        "batch": erasure["batch"],
-        "attack_steps": list(site.size.attack_steps),
-        "secondary": site.size.secondary,
-        "size": site.size.name,
-    }
+        "models": roots, "lookalikes": _lookalikes_digest(site), "batch": erasure["batch"], "attack_steps": list(site.size.attack_steps),
+        "secondary": site.size.secondary, "size": site.size.name, **engineering_settings(site.size),
+    }  # fmt: skip
 
 
 def robustness_audit(
@@ -339,7 +336,7 @@ def robustness_audit(
         },
         "sealed": _sealed_paths(site, erasure, anywhere), "retained": {"file": relative(retained, anywhere)},
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
-        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary),
+        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary), **engineering_settings(site.size),
         "ledger": _known(site, [models["original"]["root"], models["unlearned"]["root"], *(gold["root"] for gold in models["gold"]["golds"])]),
     }  # fmt: skip
     if (lookalikes := _lookalikes(site)) is not None:

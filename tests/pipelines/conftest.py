@@ -106,9 +106,9 @@ def ask(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Answer]:
     """Our command line, run inside this process."""
-    from pipelines.cli import app, asking, paying, rights, running
+    from pipelines.cli import app, asking, auditing, paying, rights, running
 
-    for module in (asking, paying, rights, running):
+    for module in (asking, auditing, paying, rights, running):
         monkeypatch.setattr(module.console, "width", 400)
 
     def run(home: Path, *arguments: str, **extra: str) -> Answer:
