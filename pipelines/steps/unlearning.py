@@ -15,6 +15,7 @@ from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
 from pipelines.steps.erasure_receipts import erasure_receipts
 from pipelines.steps.ledger import corpus_keys, enter, open_ledger
+from pipelines.steps.sharded import SHARDED, refuse_others, train_ensemble
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
 from provenance import jcs, keyed, seal, write_atomic
@@ -210,6 +211,12 @@ def gold_checkpoint(
     golds = []
     for number in range(1, site.size.gold_seeds + 1):
         seed = plan["seeds"]["train" if number == 1 else f"gold-{number}"]
+        if site.config.training.shards > 1:
+            # Not the original's seed: with it a sharded erasure is the gold model itself.
+            seed = plan["seeds"]["unlearn"] if number == 1 else seed
+            excluded = site.home.path / erasure["excluded"]
+            golds.append(train_ensemble(site, tokens, target, plan, training_plan, run, seed=seed, excluded=excluded))  # fmt: skip
+            continue
         job = model_job(
             site,
             plan,
@@ -279,6 +286,16 @@ def unlearned_checkpoint(
     if none := skipped(erasure):
         return none
     method = method_of(site, erasure)
+    refuse_others(site, method)
+    if site.config.training.shards > 1:
+        seed = plan["seeds"]["train" if method == SHARDED else "audit"]
+        values = train_ensemble(
+            site, tokens, target, plan, training_plan, run, seed=seed,
+            excluded=site.home.path / erasure["excluded"], before=checkpoint if method == SHARDED else None,
+        )  # fmt: skip
+        _enter_all(site, erasure, "unlearned")
+        name = "sharded retraining" if method == SHARDED else method
+        return values["root"], values | {"method": name, "method_name": method, "skipped": ""}
     job = model_job(
         site, plan, training_plan, kind="unlearn", seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
         **_how(site, erasure, checkpoint, method),
@@ -388,9 +405,12 @@ def _repertoire(name: str) -> dict[str, Any]:
 
 
 def _known(site: "Site", roots: Sequence[str]) -> list[str]:
-    """Those of the models' roots that a window in the ledger ends with."""
-    entries = (one["body"] for one in open_ledger(site).entries() if one["kind"] == "windows")
-    ended = {window["state_digest"] for body in entries for window in body["windows"]}
+    """Those of the models' roots that a window in the ledger ends with, or ensembles whose every constituent is one of these."""
+    entries = list(open_ledger(site).entries())
+    windows = (one["body"]["windows"] for one in entries if one["kind"] == "windows")
+    ended = {window["state_digest"] for some in windows for window in some}
+    made = (one["body"] for one in entries if one["kind"] == "ensemble" and one["body"]["state"] == "made")  # fmt: skip
+    ended |= {body["ensemble"] for body in made if {one["root"] for one in body["constituents"]} <= ended}  # fmt: skip
     return sorted(ended & set(roots))
 
 
