@@ -11,7 +11,6 @@ contradicts it is refused). Then the records of every request that was acted on 
 the rows and salts are destroyed. Where no home is left, the folder `requests/` alone, kept elsewhere, gives the same.
 """
 
-import hashlib
 import io
 import json
 import shutil
@@ -28,6 +27,7 @@ from provenance import (
     HistoryError,
     Ledger,
     VerificationError,
+    file_sha256,
     jcs,
     parse_json,
     upgrade_ledger,
@@ -82,7 +82,7 @@ def backup(home: Home, target: Path) -> int:
     temporary = target.with_name(f".{target.name}.tmp")
     with home.lock("corpus"), home.lock("ledger-enter"):
         files = {str(path.relative_to(home.path)): path for path in _files(home.path)}
-        index = {name: _digest(path) for name, path in files.items()}
+        index = {name: file_sha256(path) for name, path in files.items()}
         modes = {name: path.stat().st_mode & 0o777 for name, path in files.items()}
         temporary.touch(mode=0o600)
         with temporary.open("r+b") as out:
@@ -146,11 +146,6 @@ def _files(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _unpack(source: Path, target: Path) -> int:
     """Unpack into an empty folder and check every file against the index."""
     try:
@@ -171,7 +166,7 @@ def _unpack(source: Path, target: Path) -> int:
     except (tarfile.TarError, EOFError) as error:
         raise HomeError(f"{source.name} is no whole backup: {error}") from None
     (target / _INDEX).unlink()
-    found = {str(path.relative_to(target)): _digest(path) for path in _files(target)}
+    found = {str(path.relative_to(target)): file_sha256(path) for path in _files(target)}
     wrong = sorted(
         name
         for name in index["files"].keys() | found.keys()

@@ -10,10 +10,9 @@ else the folder is set aside under a name of its own, nothing of it is lost, and
 import json
 import os
 import shutil
-from hashlib import file_digest
 from pathlib import Path
 
-from provenance import jcs, write_atomic
+from provenance import file_sha256, jcs, write_atomic
 
 NAME = "outputs.json"
 FORMAT = 1
@@ -28,7 +27,7 @@ def seal(directory: Path) -> None:
     Args:
         directory: Folder of a run that has its `result.json`.
     """
-    body = {"format": FORMAT, "files": {name: _digest(directory / name) for name in _names(directory)}}  # fmt: skip
+    body = {"format": FORMAT, "files": {name: file_sha256(directory / name) for name in _names(directory)}}  # fmt: skip
     write_atomic(directory / NAME, jcs(body))
 
 
@@ -52,7 +51,7 @@ def damage(directory: Path) -> list[str]:
     problems = []
     for name, expected in files.items():
         path = directory / name
-        got = _digest(path) if path.is_file() else "no file"
+        got = file_sha256(path) if path.is_file() else "no file"
         if got != expected:
             problems.append(f"{directory.name}/{name}: expected {expected[:12]}, got {got[:12]}")
     return problems
@@ -90,8 +89,3 @@ def _names(directory: Path) -> list[str]:
             files = [one for one in files if one not in _NOT_OUTPUTS]  # noqa: PLW2901 - of the top only
         names += [(inside / one).as_posix() for one in files]
     return sorted(names)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()

@@ -10,11 +10,11 @@ work again, resuming where the package below can resume.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from provenance import jcs, write_atomic
+from provenance import file_sha256, jcs, write_atomic
 
 FORMAT = 1
 
@@ -102,7 +102,7 @@ def reuse_or_make(
         return found
     data_version, values = make()
     files = [file for file in values.get("files", []) if file.startswith(("tables/", "runs/"))]
-    tables = {file: _digest(home / file) for file in files if not (home / file).is_dir()}
+    tables = {file: file_sha256(home / file) for file in files if not (home / file).is_dir()}
     result = Result(asset, key, data_version, {**values, "tables": tables} if tables else values)
     store(folder, result)
     return result
@@ -114,12 +114,7 @@ def _unchanged(home: Path, result: Result) -> bool:
         result.values.get("settled", True)
         and all((home / file).exists() for file in result.values.get("files", []))
         and all(
-            _digest(home / file) == digest
+            file_sha256(home / file) == digest
             for file, digest in result.values.get("tables", {}).items()
         )
     )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         SignatureError,
         VerificationError,
     )
-    from provenance.hashing import leaf_hash, node_hash, sha256
+    from provenance.hashing import file_sha256, leaf_hash, node_hash, sha256
     from provenance.keylist import KeyList, open_key_list, root_name, sign_key_list
     from provenance.ledger import Ledger
     from provenance.merkle import MerkleTree, root_of
@@ -106,7 +106,7 @@ _NAMES_OF = {
     "compact": "CompactRange",
     "errors": "FormatError HistoryError LedgerError ProofShapeError ProvenanceError RootMismatchError SealError"
     " SignatureError VerificationError WorkerError",
-    "hashing": "leaf_hash node_hash sha256",
+    "hashing": "file_sha256 leaf_hash node_hash sha256",
     "keylist": "KeyList open_key_list root_name sign_key_list",
     "ledger": "Ledger",
     "merkle": "MerkleTree root_of",
@@ -169,6 +169,7 @@ __all__ = [
     "commit",
     "commit_digest",
     "cosign",
+    "file_sha256",
     "fingerprint",
     "issue_receipts",
     "jcs",

@@ -22,7 +22,10 @@ Source: RFC 9162, section 2.1.1.
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HASH_SIZE: Final = 32
 """Length of every digest in bytes."""
@@ -48,6 +51,19 @@ def sha256(data: bytes) -> bytes:
         32 bytes.
     """
     return hashlib.sha256(data).digest()
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 digest of a file, read in pieces.
+
+    Args:
+        path: a file of any length.
+
+    Returns:
+        Lower-case hex.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def leaf_hash(data: bytes) -> bytes:

@@ -12,6 +12,7 @@ Legend: Q queries, M subsets.
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +41,8 @@ MEASURED = "loss"
 """Name of the rows that hold what was measured, nats summed over a query's tokens."""
 EXIT_DONE = 0
 _EXTRA = {
-    "target", "target_digest", "scores", "epochs", "subsets", "seeds", "top_queries", "random_sets", "jobs",
+    "target", "target_digest", "test", "test_digest", "scores", "epochs", "subsets", "seeds", "top_queries", "random_sets",
+    "curve_percents", "curve_seeds", "jobs",
 }  # fmt: skip
 _ROUNDING = 1e-6  # of the decimals in a document
 
@@ -50,7 +52,8 @@ def run(spec: RunSpec, directory: Path) -> int:
 
     Args:
         spec: one process; `config` has model, optimiser and batch of the retrainings, `config.extra` holds `target` (token folder) and
-            `target_digest`, `scores` (folder), `epochs`, `subsets`, `seeds`, `top_queries`, `random_sets`, `jobs` (processes; they change no bit).
+            `target_digest`, `test` and `test_digest` (the held-out part that curves are measured on, which no score has seen), `scores` (folder),
+            `epochs`, `subsets`, `seeds`, `top_queries`, `random_sets`, `curve_percents`, `curve_seeds`, `jobs` (processes; they change no bit).
         directory: the run's folder; the bank, judged.parquet, judgement.json and, last, result.json are written there.
 
     Returns:
@@ -75,10 +78,11 @@ def run(spec: RunSpec, directory: Path) -> int:
     )  # fmt: skip
     effort = Effort(
         subsets=int(extra["subsets"]), seeds=int(extra["seeds"]), top_queries=int(extra["top_queries"]),
-        random_sets=int(extra["random_sets"]),
+        random_sets=int(extra["random_sets"]), curve_percents=tuple(extra["curve_percents"]), curve_seeds=int(extra["curve_seeds"]),
     )  # fmt: skip
+    test = replace(setting, target=directory / extra["test"], target_digest=extra["test_digest"])
     found = judge(
-        Scores.load(directory / extra["scores"]), setting, directory, effort, seed=spec.seed, jobs=int(extra["jobs"]),
+        Scores.load(directory / extra["scores"]), setting, directory, effort, seed=spec.seed, test=test, jobs=int(extra["jobs"]),
     )  # fmt: skip
     write_atomic(directory / ROWS_FILE, rows_of(found))
     write_atomic(directory / JUDGEMENT_FILE, jcs(found.document()))

@@ -5,36 +5,36 @@
 The run names the trained checkpoint (`init`, `init_root`), the records (`tokens`, without `excluded`), and in
 `config.extra` the queries and the method. It goes through two stages:
 
-1. *left*: the queries' gradients, through the method's inverse (`valuation.influence`), are kept in
-   `scores.part/left`, memory-mapped. Curvature sums are added up over all processes and divided by the
-   documents of all of them.
-2. *scores*: one pass over the records, block by block; a process takes the blocks that are its own and
-   still missing (`valuation.store`). No process waits for another here.
+1. *left*: where the method has one (`valuation.rowwise`), the queries' gradients, through the method's inverse
+   (`valuation.influence`), are kept in `scores.part/left-K` for model K, memory-mapped. Curvature sums are added
+   up over all processes and divided by the documents of all of them.
+2. *rows*: one pass over the records, block by block; a process takes the blocks that are its own and
+   still missing (`valuation.store`). No process waits for another here. The first process makes scores of the rows.
 
 After `kill -9`, or SIGTERM (exit 75), the same command goes on: with stage 1 if `left` isn't whole, else with
 the missing blocks, and the scores have the bits of an unbroken run. Scores don't depend on the number of
 processes beyond the rounding of the curvature's sums.
 
-    scores/          [N, Q] float64 with record ids (`valuation.store`)
-    scores.npz, scores.json    the same as `valuation.influence.Scores`, bound to data and weights
+    scores/          the rows, [N, W] float64 with record ids (`valuation.store`, `valuation.rowwise`)
+    scores.npz, scores.json    the scores as `valuation.influence.Scores`, bound to data and weights
     result.json      last
 
-`config.extra`: `method` (dot, kfac, ekfac, datainf, ekfac_cg), `queries` (token folder); optional
-`queries_digest`, `damping` (a decimal string, default "0.1"), `steps` (of ekfac_cg, default 10).
+`config.extra`: `method`, `queries` (token folder); optional `queries_digest`, `damping` (a decimal string, default "0.1",
+of fisher "1"; the ridge of trak), `steps` (of ekfac_cg, default 10), `size` (features of trak, default 1024; rows and columns
+of logra, default 16; their seed is the run's), and for trak, tracin and less `checkpoints`: further models after `init`,
+[folder, root] each. tracin and less need `weights`, a decimal string per model: its learning rate.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from provenance.canonical import jcs, parse_json, write_atomic
+from trainer.checkpoint import read_tensors
 from trainer.data import TokenStore
 from trainer.errors import EXIT_DONE, EXIT_RESUME
 from trainer.inputs import initial_model, load_excluded, open_store
@@ -42,30 +42,32 @@ from trainer.journal import RESULT_FILE, lock_folder, write_exit, write_result
 from trainer.mesh import init_mesh
 from trainer.spec import run_digest
 from trainer.stop import StopFlag
-from valuation.capture import Capture
 from valuation.errors import GradientError
-from valuation.gradients import Segments, captured_pass
-from valuation.influence.datainf import solver as datainf
-from valuation.influence.ekfac import solver as ekfac
-from valuation.influence.ekfac_cg import solver as ekfac_cg
-from valuation.influence.kfac import solver as kfac
-from valuation.influence.pairing import Pass, gradient_blocks, query_check
+from valuation.influence.leftside import left_side
+from valuation.influence.less import AdamCheckpoint
+from valuation.influence.pairing import Pass, query_check
 from valuation.influence.scores import Scores, TokenSet, bind, refuse_overlap
-from valuation.routes import formed_dots
+from valuation.projection import OneSided, TwoSided
+from valuation.rowwise import FeatureRows, FisherRows, LessRows, PairRows
 from valuation.store import Layout, StoreWriter, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    import torch
     from torch import nn
 
     from trainer.mesh import Mesh
     from trainer.spec import RunSpec
-    from valuation.influence.pairing import Left
+    from valuation.rowwise import Rows
 
-METHODS = ("dot", "kfac", "ekfac", "datainf", "ekfac_cg")
-_EXTRA = {"method", "queries", "queries_digest", "damping", "steps"}
+SOLVED, TRAJECTORY = ("dot", "kfac", "ekfac", "datainf", "ekfac_cg"), ("tracin", "less")
+METHODS = (*SOLVED, *TRAJECTORY, "trak", "logra", "fisher")
+_SETTINGS = {
+    "damping": {*METHODS} - {"dot", *TRAJECTORY}, "steps": {"ekfac_cg"}, "size": {"trak", "logra"},
+    "checkpoints": {"trak", *TRAJECTORY}, "weights": {*TRAJECTORY},
+}  # fmt: skip
+_EXTRA = {"method", "queries", "queries_digest", *_SETTINGS}
 
 
 def run(spec: RunSpec, directory: Path) -> int:
@@ -111,46 +113,68 @@ def _check(spec: RunSpec) -> None:
             f"layout: expected whole models in every process (dp_replicate alone), got {spec.layout}; "
             "gradients per record need all of a layer's outputs"
         )
-    try:
-        float(extra.get("damping", "0.1"))
-    except ValueError as error:
+    _check_settings(extra)
+
+
+def _check_settings(extra: dict[str, Any]) -> None:
+    method, models = extra["method"], 1 + len(extra.get("checkpoints", []))
+    for name in sorted(set(extra) & set(_SETTINGS)):
+        # dot has always taken a damping and left it alone
+        if method not in _SETTINGS[name] and (name, method) != ("damping", "dot"):
+            raise GradientError(
+                f"config.extra.{name}: expected with {', '.join(sorted(_SETTINGS[name]))} only, got it with {method}"
+            )
+    if method in TRAJECTORY and len(extra.get("weights", [])) != models:
         raise GradientError(
-            f"config.extra.damping: expected a decimal string, got {extra['damping']!r}"
-        ) from error
+            f"config.extra.weights: expected one for each of {models} models, got {len(extra.get('weights', []))}"
+        )
+    for name, text in [("damping", extra.get("damping", "0.1"))] + [
+        ("weights", one) for one in extra.get("weights", [])
+    ]:
+        try:
+            float(text)
+        except ValueError as error:
+            raise GradientError(
+                f"config.extra.{name}: expected a decimal string, got {text!r}"
+            ) from error
 
 
 def _score(spec: RunSpec, directory: Path, mesh: Mesh, stop: StopFlag) -> int:
     extra, batch = spec.config.extra, spec.config.batch
     train, queries = _sets(spec, directory)
-    model = initial_model(spec, directory).to(mesh.device)
+    models = [one.to(mesh.device) for one in _models(spec, directory)]
     how = Pass(rows=batch.rows, mesh=mesh)
-    binding = bind(model, train, queries)
-    settings = {key: extra[key] for key in sorted(set(extra) & {"method", "damping", "steps"})}
-    blocks = train.blocks(batch.rows)
+    binding = bind(models[0] if len(models) == 1 else models, train, queries)
+    settings = {
+        key: extra[key] for key in sorted(set(extra) & {"method", *_SETTINGS} - {"checkpoints"})
+    }
+    if extra["method"] in _SETTINGS["size"]:
+        settings["seed"] = spec.seed
+    identity = {**asdict(binding), **settings, "precision": spec.config.precision}
+    if mesh.rank == 0:
+        (directory / RESULT_FILE).unlink(missing_ok=True)
+    ready = _ready(spec, models, train, queries, how)
+    blocks = ready.blocks() if isinstance(ready, FisherRows) else train.blocks(batch.rows)
     layout = Layout(
-        identity={**asdict(binding), **settings, "precision": spec.config.precision},
+        identity=identity,
         index=tuple(train.index_N.tolist()),
         ids=train.ids,
-        width=len(queries.records),
+        width=ready.width if ready else len(queries.records),
         dtype="float64",
         blocks=tuple((block.start, block.stop) for block in blocks),
     )
     if mesh.rank == 0:
-        (directory / RESULT_FILE).unlink(missing_ok=True)
         prepare(directory / "scores", layout)
     mesh.barrier()
-    left = _left_side(
-        model, train, queries, layout.identity, directory / "scores.part" / "left", how, extra
-    )
+    rows = ready or _paired(spec, directory, models, train, queries, identity, how)
     mesh.barrier()  # nobody writes a block before all have read which are missing
     writer = StoreWriter.open(directory / "scores", layout, mesh.rank)
     todo = writer.missing(mesh.world_size)
     mesh.barrier()
-    capture = Capture(model)
     for number in todo:
         if stop.raised:
             break
-        writer.write(number, _block(model, capture, train, blocks[number], left))
+        writer.write(number, _block(rows, blocks[number]))
     if any(mesh.gather(stop.raised)):
         if mesh.rank == 0:
             write_exit(directory, EXIT_RESUME, "stopped by a signal; finished blocks are kept")
@@ -158,7 +182,7 @@ def _score(spec: RunSpec, directory: Path, mesh: Mesh, stop: StopFlag) -> int:
     mesh.barrier()
     if mesh.rank == 0:
         _finish(spec, directory, writer, Scores(
-            np.ascontiguousarray(np.asarray(writer.values).T), queries.index_N, train.index_N, queries.ids, train.ids,
+            np.ascontiguousarray(rows.scores(np.asarray(writer.values))), queries.index_N, train.index_N, queries.ids, train.ids,
             ", ".join(f"{key}={value}" for key, value in settings.items()), binding,
         ))  # fmt: skip
     mesh.barrier()
@@ -180,97 +204,84 @@ def _sets(spec: RunSpec, directory: Path) -> tuple[TokenSet, TokenSet]:
     return train, queries
 
 
-def _left_side(
-    model: nn.Module,
-    train: TokenSet,
-    queries: TokenSet,
-    identity: dict[str, Any],
-    folder: Path,
-    how: Pass,
-    extra: dict[str, Any],
-) -> Left:
-    """H^-1 of the queries' gradients, from the disk if an earlier start has made them."""
-    shapes, marker = Capture(model).shapes, folder.with_name("left.json")
-    like, num = next(model.parameters()), len(queries.records)
-    files = {name: folder / f"{number:05d}.npy" for number, name in enumerate(sorted(shapes))}
-    whole = marker.is_file() and _is_whole(marker, files, identity)
-    if not all(how.mesh.gather(whole)):
-        solve = _solver(model, train, how, extra)
-        numpy_type = torch.empty(0, dtype=like.dtype).numpy().dtype
-        maps: dict[str, Any] = {}
-        if how.mesh.rank == 0:
-            marker.unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            for name, shape in shapes.items():
-                maps[name] = np.lib.format.open_memmap(
-                    files[name], mode="w+", dtype=numpy_type, shape=(num, *shape)
-                )
-        for places, left in gradient_blocks(model, queries, how):
-            for name, values in solve(left).items():
-                if how.mesh.rank == 0:
-                    maps[name][places] = values.cpu().numpy()
-        for values in maps.values():
-            values.flush()
-        if how.mesh.rank == 0:
-            digests = {name: _file_digest(file) for name, file in files.items()}
-            write_atomic(marker, jcs({"identity": identity, "digests": digests}))
-        how.mesh.barrier()
-    # Copy on write: torch wants a writable array, the file stays as it is.
-    return {
-        name: torch.from_numpy(np.load(files[name], mmap_mode="c")).to(like.device)
-        for name in shapes
-    }
+def _models(spec: RunSpec, directory: Path) -> list[nn.Module]:
+    """`init` and the further checkpoints."""
+    found: list[nn.Module] = [initial_model(spec, directory)]
+    for folder, root in spec.config.extra.get("checkpoints", []):
+        found.append(initial_model(replace(spec, init=folder, init_root=root), directory))
+    return found
 
 
-def _is_whole(marker: Path, files: dict[str, Path], identity: dict[str, Any]) -> bool:
-    document = parse_json(marker.read_bytes())
-    return document["identity"] == identity and all(
-        file.is_file() and _file_digest(file) == document["digests"].get(name)
-        for name, file in files.items()
-    )
+def _ready(
+    spec: RunSpec, models: list[nn.Module], train: TokenSet, queries: TokenSet, how: Pass
+) -> FeatureRows | FisherRows | None:
+    """The rows of a method that has no left side; None for the others."""
+    extra = spec.config.extra
+    if extra["method"] == "fisher":
+        return FisherRows(models[0], train, queries, float(extra.get("damping", "1")), how.rows)
+    damping, size = float(extra.get("damping", "0.1")), extra.get("size")
+    if extra["method"] == "trak":
+        one_sided = OneSided(seed=spec.seed, size=size or 1024)
+        return FeatureRows(models, train, queries, one_sided, damping, how, per_block=False)
+    if extra["method"] == "logra":
+        two_sided = TwoSided(spec.seed, *[size or 16] * 2)
+        return FeatureRows(models, train, queries, two_sided, damping, how, per_block=True)
+    return None
 
 
-def _file_digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _paired(
+    spec: RunSpec, directory: Path, models: list[nn.Module], train: TokenSet, queries: TokenSet,
+    identity: dict[str, Any], how: Pass,
+) -> PairRows | LessRows:  # fmt: skip
+    """The rows of a method whose left side is on the disk, or is put there now."""
+    extra = spec.config.extra
+    lefts = [
+        left_side(model, train, queries, identity, directory / "scores.part" / f"left-{number}", how, extra)
+        for number, model in enumerate(models)
+    ]  # fmt: skip
+    weights = [float(text) for text in extra.get("weights", ["1"])]
+    if extra["method"] == "less":
+        folders = [spec.init, *(folder for folder, _ in extra.get("checkpoints", []))]
+        states = [
+            _adam(spec, directory / folder, model, weight)
+            for folder, model, weight in zip(folders, models, weights, strict=True)
+        ]
+        return LessRows(states, train, lefts)
+    return PairRows(models, train, lefts, weights)
 
 
-def _solver(
-    model: nn.Module, train: TokenSet, how: Pass, extra: dict[str, Any]
-) -> Callable[[Left], Left]:
-    """The method's inverse."""
-    damping = float(extra.get("damping", "0.1"))
-    if extra["method"] == "dot":
-        return lambda left: left
-    if extra["method"] == "kfac":
-        return kfac(model, train, how, damping=damping)
-    if extra["method"] == "ekfac":
-        return ekfac(model, train, how, damping=damping)
-    if extra["method"] == "datainf":
-        return datainf(model, train, how, damping)
-    solve = ekfac_cg(model, train, how, damping=damping, steps=int(extra.get("steps", 10)))
-    return lambda left: solve(left)[0]
+def _adam(spec: RunSpec, folder: Path, model: nn.Module, lr: float) -> AdamCheckpoint:
+    """The optimiser's state that lies beside a checkpoint's weights."""
+    state = {name: tensor for name, tensor in read_tensors(folder) if name.startswith("optim.")}
+    like, optim = next(model.parameters()), spec.config.optim
+
+    def moments(kind: str) -> dict[str, torch.Tensor]:
+        return {
+            name[len("optim.") : -len(kind) - 1]: tensor.to(like)
+            for name, tensor in state.items()
+            if name.endswith(f".{kind}")
+        }
+
+    first, second = moments("exp_avg"), moments("exp_avg_sq")
+    if "optim.step" not in state or not first.keys() == second.keys() == dict(model.named_parameters()).keys():  # fmt: skip
+        raise GradientError(
+            f"{folder.name}: expected a checkpoint with AdamW's moments of every parameter; LESS is for models trained with AdamW"
+        )
+    return AdamCheckpoint(
+        model=model, lr=lr, first=first, second=second, count=int(state["optim.step"].item()),
+        betas=(optim.betas[0], optim.betas[1]), eps=optim.eps,
+    )  # fmt: skip
 
 
-def _block(
-    model: nn.Module, capture: Capture, train: TokenSet, block: range, left: Left
-) -> np.ndarray:
-    """The scores of a block's records, [n, Q]."""
-    rows = np.zeros((len(block), len(next(iter(left.values())))))
-    batch = train.batch(block)
-    if batch.num_labels:
-        nll_BT = captured_pass(model, batch, capture)
-        groups = Segments.of(batch).groups(nll_BT.device)
-        places = np.searchsorted(train.index_N[block.start : block.stop], groups.index_N)
-        rows[places] = formed_dots(capture, groups, left).T.cpu().numpy()
-    return rows
+def _block(rows: Rows, block: range) -> np.ndarray:
+    """The rows of a block's records, [n, W]."""
+    return rows.block(block)
 
 
 def _finish(spec: RunSpec, directory: Path, writer: StoreWriter, scores: Scores) -> None:
     """Name the store, write the scores, then result.json."""
-    shutil.rmtree(writer.part / "left")
-    (writer.part / "left.json").unlink()
+    for path in writer.part.glob("left-*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     digest = writer.finish()
     write_result(
         directory,

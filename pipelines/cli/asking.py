@@ -311,9 +311,20 @@ def explain(
         table.add_row(
             "run", f"{owner_values['run']}, seed {plan['seeds']['proxy']} ({plan['seed_rule']})"
         )
+        _add_proxy(site, table)
     _add_price(site, subject, table)
     table.add_row("plan", f"{plan['digest']}, ledger entry {plan['entry']}, before any training")
     console.print(table)
+
+
+def _add_proxy(site: "Site", table: Table) -> None:
+    """What the values were measured on, as the ledger's entry of them states it; entries of older versions state nothing."""
+    from pipelines.steps.ledger import open_ledger
+
+    body = open_ledger(site).entry(required(site, "values")["entry"])["body"]
+    if "proxy" in body:
+        table.add_row("proxy", body["proxy"])
+        table.add_row("against a larger model", body["transfer"])
 
 
 def _add_strip(site: "Site", subject: str, table: Table) -> None:

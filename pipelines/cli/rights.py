@@ -42,7 +42,7 @@ def erase(  # noqa: PLR0913, PLR0917 - one option per way of naming records, and
     method: Annotated[
         str,
         typer.Option(
-            help="How to forget; --plan lists them. Default: [erasure] method of dataworth.toml."
+            help="How to forget; --plan lists them. Default: `method` under `erasure` in dataworth.toml."
         ),
     ] = "",
     plan: Annotated[

@@ -34,8 +34,11 @@ def robustness_audit(site: "Site", result: "Result") -> Mapping[str, Any]:
     """Verdict and tiers."""
     if result["skipped"]:
         return {"skipped": result["skipped"]}
+    import dagster as dg
+
     from pipelines.audits import read_audit
 
+    page = site.home.path / result["report"]
     audit = read_audit(site.home.path, result)
     rows = [
         [
@@ -57,7 +60,7 @@ def robustness_audit(site: "Site", result: "Result") -> Mapping[str, Any]:
         else {"memorised by the original": known.statement, "memory by times shown": _memory(known)}
     )
     return memory | {
-        "verdict": result["verdict"], "why": audit.reason, "tiers": table_md(columns, rows), "people": result["people"],
+        "verdict": result["verdict"], "why": audit.reason, "audit report": dg.MetadataValue.url(page.as_uri()), "tiers": table_md(columns, rows), "people": result["people"],
         "gold models": result["gold_seeds"], "plan": result["plan_digest"], "ledger entry": result["entry"],
     }  # fmt: skip
 

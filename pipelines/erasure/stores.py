@@ -7,7 +7,6 @@ fit to take its place. What a store can't remove is found by the search that fol
 To add a store: a function here, a line in `STORES`, and a plant in `tests/pipelines/test_erasure_complete.py`.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 from pipelines.erasure.deliveries import rewrite
 from pipelines.erasure.needles import Needles
 from pipelines.erasure.search import occurrences
-from provenance import keyed, write_atomic
+from provenance import file_sha256, keyed, write_atomic
 
 if TYPE_CHECKING:
     from pipelines.site import Site
@@ -166,7 +165,7 @@ def results(scope: Scope) -> int:
         values = json.loads(path.read_text())["values"]
         missing = [file for file in values.get("files", ()) if not (home.path / file).exists()]
         stale = path.parent.name not in ("corpus", "quarantine") and any(
-            _digest(home.path / file) != digest
+            file_sha256(home.path / file) != digest
             for file, digest in values.get("tables", {}).items()
             if file not in missing
         )
@@ -177,8 +176,12 @@ def results(scope: Scope) -> int:
 
 
 def pages(scope: Scope) -> int:
-    """Reports that show one of the records."""
-    return _unlink_holding(scope, (scope.site.home.path / "reports").glob("*"))
+    """Reports that show one of the records; and every PDF, whose streams no search reads: `dataworth audit --pdf` prints it again."""
+    folder = scope.site.home.path / "reports"
+    printed = list(folder.glob("*.pdf"))
+    for path in printed:
+        path.unlink()
+    return len(printed) + _unlink_holding(scope, folder.glob("*"))
 
 
 def logs(scope: Scope) -> int:
@@ -368,11 +371,6 @@ def _clean_database(path: Path, needles: Needles) -> int:
         db.execute("pragma wal_checkpoint(truncate)")
         db.execute("vacuum")
     return changed
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _begins(path: Path, magic: bytes) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from pipelines.reports.errors import ReportError
     from pipelines.reports.influence import (
+        CurvePoint,
         HeatCell,
         Influence,
         Judged,
@@ -70,6 +71,7 @@ _MODULES = {
     "Coverage": "owners",
     "EntropySpread": "owners",
     "Estimate": "parts",
+    "CurvePoint": "influence",
     "EvaluationPlan": "model",
     "FairRow": "owners",
     "GroupValue": "model",
@@ -114,6 +116,7 @@ __all__ = [
     "Control",
     "Corpus",
     "Coverage",
+    "CurvePoint",
     "EntropySpread",
     "Estimate",
     "EvaluationPlan",

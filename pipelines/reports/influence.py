@@ -44,6 +44,26 @@ class MethodScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Loss of retrainings along a curve, at one share of the scored records."""
+
+    removed: bool
+    """Taken away from all; otherwise given alone."""
+    percent: int
+    """Share of the scored records that was removed or added."""
+    top: float
+    """Most valued first: mean nats per token over seeds, on held-out records that no score has seen."""
+    bottom: float
+    """Least valued first."""
+    random: float
+    """In any order."""
+    top_gap: Estimate
+    """Top less random, paired by seed."""
+    bottom_gap: Estimate
+    """Bottom less random."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """The values held against retraining."""
 
@@ -54,9 +74,17 @@ class Judged:
     subsets: int
     """Retrainings on halves of the scored records."""
     scores: tuple[MethodScore, ...]
-    """The method that is judged first; the random draw last."""
+    """The method that is judged first; the random draw last. Empty where so few subsets were retrained that a rank tells nothing."""
     above_bm25: Estimate
     """Score less BM25's, on the same retrainings."""
+    records: int
+    """Records whose scores are judged."""
+    distinct: int
+    """Of these, distinct from 0 after correction for their number."""
+    top: Estimate | None
+    """What a query loses without its top records, less what it loses without random ones, in nats; None where it was off."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Removal and addition curves; none where they were off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

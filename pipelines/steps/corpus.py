@@ -80,9 +80,13 @@ def corpus_inputs(site: "Site") -> dict[str, Any]:
     """What the corpus version depends on besides the deliveries."""
     document = site.config.document()
     target = site.config.require_target()
+    owners = {  # who belongs to which legal entity is a matter of payment
+        owner: {name: value for name, value in entry.items() if name != "entity"}
+        for owner, entry in document.get("owners", {}).items()
+    }
     path = site.home.path / target.path if target.path else None
     return {
-        "intake": document["intake"], "owners": document.get("owners", {}), "target": document["target"],
+        "intake": document["intake"], "owners": owners, "target": document["target"],
         "target_file": sha256(path.read_bytes()).hexdigest() if path and path.is_file() else "none",
         "suppressed": sha256(site.home.suppression_path.read_bytes()).hexdigest() if site.home.suppression_path.exists() else "none",
     }  # fmt: skip

@@ -1,9 +1,11 @@
 """What the report and the asset's page tell about influence: the owners' map, both ends of the list, the residual."""
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipelines.reports.influence import (
+    CurvePoint,
     HeatCell,
     Influence,
     Judged,
@@ -11,7 +13,7 @@ from pipelines.reports.influence import (
     RecordInfluence,
 )
 from pipelines.reports.parts import Estimate, NotAvailable
-from pipelines.steps.judgement import told
+from pipelines.steps.judgement import FEW_SUBSETS, told
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -73,11 +75,28 @@ def judged(document: dict[str, Any]) -> Judged:
         )
         return Estimate(value=value, low=low, high=high, level=level)
 
+    def points(one: dict[str, Any]) -> Iterator[CurvePoint]:
+        for place, percent in enumerate(one["percents"]):
+            loss = {
+                arm: sum(float(row[place]) for row in rows) / len(rows)
+                for arm, rows in one["loss"].items()
+            }
+            gaps = one["against_random"]
+            yield CurvePoint(
+                removed=one["mode"] == "remove", percent=percent, **loss,
+                top_gap=estimate(gaps["top"][place]), bottom_gap=estimate(gaps["bottom"][place]),
+            )  # fmt: skip
+
     methods = {document["method"]: document["lds"], **document["beside"]}
+    scores = tuple(MethodScore(method=name, score=estimate(text)) for name, text in methods.items())
+    if document["subsets"] < FEW_SUBSETS:
+        scores = ()
     return Judged(
         verdict=document["verdict"], words=told(document), subsets=document["subsets"],
-        scores=tuple(MethodScore(method=name, score=estimate(text)) for name, text in methods.items()),
-        above_bm25=estimate(document["above_bm25"]),
+        scores=scores,
+        above_bm25=estimate(document["above_bm25"]), records=document["records"], distinct=document["distinct_from_zero"],
+        top=None if document["top"] == "none" else estimate(document["top"]),
+        curve=tuple(point for one in document["curves"] for point in points(one)),
     )  # fmt: skip
 
 

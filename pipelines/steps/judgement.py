@@ -12,16 +12,20 @@ if TYPE_CHECKING:
     from pipelines.site import Site
     from pipelines.steps.valuation import Launch, Made
 
-EPOCHS, SEEDS, RANDOM_SETS = 2, 1, 4
-"""Passes of a retraining, retrainings of a half, and random removals beside each query's top records."""
+EPOCHS, SEEDS, RANDOM_SETS, CURVE_SEEDS = 2, 1, 4, 3
+"""Passes of a retraining, retrainings of a half, random removals beside each query's top records, and seeds of a curve."""
+
+FEW_SUBSETS = 10
+"""`valuation.judgement.MIN_SUBSETS`, said here so that a page needs no PyTorch: under it no score is told."""
 
 
-def judgement_inputs(site: "Site", influence: "Result") -> dict[str, Any]:
+def judgement_inputs(site: "Site", target: "Result", influence: "Result") -> dict[str, Any]:
     """What the judgement depends on: the scores, and how much may be retrained."""
     size = site.size
     return {
         "influence": influence.data_version, "scores": influence["scores_run"], "size": size.name,
-        "effort": [size.judge_subsets, size.judge_queries, EPOCHS, SEEDS, RANDOM_SETS],
+        "effort": [size.judge_subsets, size.judge_queries, EPOCHS, SEEDS, RANDOM_SETS, list(size.judge_curve), CURVE_SEEDS],
+        "test": target["test_digest"],
     }  # fmt: skip
 
 
@@ -32,11 +36,13 @@ def value_judgement(
     size, anywhere = site.size, site.home.runs / "any"
     effort = {
         "subsets": size.judge_subsets, "seeds": SEEDS, "top_queries": size.judge_queries, "random_sets": RANDOM_SETS,
+        "curve_percents": list(size.judge_curve), "curve_seeds": CURVE_SEEDS,
     }  # fmt: skip
     job = Job(
         kind="gradients", entry="valuation.judging:run", network=size.proxy, steps=0, seed=plan["seeds"]["proxy"],
         extra={
             "target": relative(site.home.path / target["value_folder"], anywhere), "target_digest": target["value_digest"],
+            "test": relative(site.home.path / target["test_folder"], anywhere), "test_digest": target["test_digest"],
             "scores": relative(site.home.runs / influence["scores_run"] / "scores", anywhere),
             "epochs": EPOCHS, "jobs": cores() if size.world > 1 else 1, **effort,
         },
@@ -57,7 +63,7 @@ def told(document: dict[str, Any]) -> str:
     Args:
         document: judgement.json.
     """
-    if document["verdict"] == "INCONCLUSIVE" and document["subsets"] < 10:
+    if document["verdict"] == "INCONCLUSIVE" and document["subsets"] < FEW_SUBSETS:
         return f"{document['subsets']} subsets are too few to tell whether the values are right"
     return {
         "PASS": "the values foretell retraining, and better than BM25 does",

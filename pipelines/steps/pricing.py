@@ -1,19 +1,20 @@
 """Steps that turn values into the published tables: integer nano-nats, then integer micro-units."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import digest_of, versions_of
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import parquet
-from provenance import write_atomic
+from provenance import keyed, parse_json, write_atomic
 
 if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
     from provenance import SumTree
-    from valuation import OwnerValues, PriceList, PriceRule, ValueRow
+    from valuation import GroupValues, OwnerValues, PriceList, PriceRule, ValueRow
 
 Made = tuple[str, Mapping[str, Any]]
 
@@ -50,7 +51,7 @@ def value_table(
     scored = _influence_rows(site, tokens, influence)
     group_rows, record_rows = to_nano(groups), to_nano(in_run)
     derived = owners_of(owner_values, group_rows)
-    rows = [*group_rows, *derived.rows, *record_rows]
+    rows = [*group_rows, *derived.rows, *derived.entities, *record_rows]
     plain, at_checkpoint = (
         values_frame(part, plan_digest=plan["digest"], corpus_version=corpus["version"], checkpoint_root=root)
         for part, root in ((rows, "none"), (to_nano(scored), influence["checkpoint_root"]))
@@ -71,6 +72,7 @@ def value_table(
             "plan": plan["digest"],
             "corpus_version": corpus["version"],
             "versions": versions_of(site.home.runs / owner_values["run"]),
+            **proxy_facts(site, owner_values["run"]),
         },
     )
     write_atomic(site.home.table("values"), data)
@@ -79,6 +81,49 @@ def value_table(
         "corpus_version": corpus["version"], "group_sum_nano": sum(row.value_nano for row in group_rows),
         "unattributed_nano": dict(derived.unattributed_nano),
     }  # fmt: skip
+
+
+def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
+    """What values were measured on, and what is known of how that compares with a larger model.
+
+    Args:
+        site: The open home.
+        run: Name of the run that trained the coalitions.
+
+    Returns:
+        `proxy` and `transfer` in words, `proxy_digest`, and, where it was measured, the record as `transfer_record`.
+
+    Raises:
+        EvaluationError: The configured transfer file can't be read.
+    """
+    from valuation.transfer import NOT_MEASURED, proxy_digest, read_transfers
+
+    document = parse_json((site.home.runs / run / "run.json").read_bytes())
+    digest, model = proxy_digest(document), document["config"]["model"]
+    path = site.config.pricing.transfer
+    found = read_transfers(site.home.path / path).get(digest) if path else None
+    said = f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, settings {digest}"
+    facts = {
+        "proxy": said,
+        "proxy_digest": digest,
+        "transfer": found.sentence if found else NOT_MEASURED,
+    }
+    return facts | ({"transfer_record": asdict(found)} if found else {})
+
+
+def transfer_inputs(site: "Site") -> dict[str, Any]:
+    """What the statement about the proxy depends on beside the values; nothing where no file is set.
+
+    Raises:
+        EvaluationError: The configured transfer file can't be read.
+    """
+    from valuation.transfer import read_transfers
+
+    path = site.config.pricing.transfer
+    if path is None:
+        return {}
+    found = read_transfers(site.home.path / path)
+    return {"transfer": {proxy: record.sentence for proxy, record in found.items()}}
 
 
 def _influence_rows(site: "Site", tokens: "Result", influence: "Result") -> "list[ValueRow]":
@@ -108,23 +153,37 @@ def _influence_rows(site: "Site", tokens: "Result", influence: "Result") -> "lis
 
 
 def owners_of(owner_values: "Result", lot_rows: Any) -> "OwnerValues":
-    """Owners' values: their tokens in each lot, with the error of the lots they hold."""
+    """Owners' values: their tokens in each lot, with the error of the lots they hold; and entities', where those are paid."""
     import numpy as np
 
-    from valuation import GroupValues, values_of_lots
+    from valuation import values_of_lots
+    from valuation.entities import Holdings, values_of_entities
 
     owners = owner_values["owners"]
+    names = [owner["id"] for owner in owners]
+    tokens_OK = np.array([owner["tokens"] for owner in owners])
+    records_O = np.array([owner["records"] for owner in owners])
+    errors = _errors_of(owner_values, owners)
+    if "entities" not in owner_values.values:
+        return values_of_lots(lot_rows, names, tokens_OK, records_O=records_O, errors=errors)
+    return values_of_entities(
+        lot_rows, Holdings(tuple(names), tokens_OK, records_O), owner_values["entity_of"], errors=errors,
+        player_errors=_errors_of(owner_values, owner_values["entities"]),
+    )  # fmt: skip
+
+
+def _errors_of(owner_values: "Result", rows: Any) -> "GroupValues":
+    import numpy as np
+
+    from valuation import GroupValues
+
     column = {
-        name: np.array([owner[name] for owner in owners]) for name in ("value", "se", "low", "high")
+        name: np.array([row[name] for row in rows]) for name in ("value", "se", "low", "high")
     }
-    errors = GroupValues(
+    return GroupValues(
         values_n=column["value"], se_n=column["se"], ci_low_n=column["low"], ci_high_n=column["high"],
         total=float(column["value"].sum()), total_se=float("nan"), num_target_records=owner_values["target_records"],
         level=0.95, method=owner_values["method"],
-    )  # fmt: skip
-    return values_of_lots(
-        lot_rows, [owner["id"] for owner in owners], np.array([owner["tokens"] for owner in owners]),
-        records_O=np.array([owner["records"] for owner in owners]), errors=errors,
     )  # fmt: skip
 
 
@@ -140,7 +199,20 @@ def pricing_inputs(site: "Site") -> dict[str, Any]:
         "floor": pricing.floor_microunits,
         "negative": pricing.negative,
         "basis": pricing.basis,
+        **entity_inputs(site),
     }
+
+
+def entity_inputs(site: "Site") -> dict[str, Any]:
+    """Who belongs to which legal entity, where that decides who is paid: by pseudonyms; nothing otherwise."""
+    if site.config.pricing.split != "entity":
+        return {}
+    k_owner = corpus_keys(site).k_owner
+    members = {
+        keyed(k_owner, owner.encode()).hex(): keyed(k_owner, f"entity:{entity}".encode()).hex()
+        for owner, entity in site.config.entity_of.items()
+    }
+    return {"split": "entity", "entities": digest_of(members)}
 
 
 def rule_of(site: "Site") -> "PriceRule | None":
@@ -154,6 +226,7 @@ def rule_of(site: "Site") -> "PriceRule | None":
         pool_microunits=pricing.pool_microunits, currency=pricing.currency, reserve_microunits=pricing.reserve_microunits,
         scheme="posted" if pricing.rate_microunits else "pool", rate_microunits=pricing.rate_microunits,
         floor_microunits=pricing.floor_microunits, negative=pricing.negative, basis=pricing.basis,  # type: ignore[arg-type]
+        **entity_inputs(site),
     )  # fmt: skip
 
 
@@ -166,21 +239,28 @@ def enter_rule(site: "Site") -> int:
 
 
 def stored_values(site: "Site", unattributed_nano: Mapping[str, int]) -> "OwnerValues":
-    """The owners' rows of the value table."""
+    """The owners' rows of the value table, and those of entities."""
     import polars as pl
 
     from valuation import NanoRow, OwnerValues
+    from valuation.entities import players
 
-    table = pl.read_parquet(site.home.table("values")).filter(pl.col("subject_kind") == "owner")
-    rows = tuple(
-        NanoRow(
-            subject_kind="owner", subject_id=row["subject_id"], method=row["method"], target=row["target"], unit=row["unit"],
-            value_nano=row["value_nano"], se_nano=row["se_nano"], ci_low_nano=row["ci_low_nano"], ci_high_nano=row["ci_high_nano"],
-            n=row["n"],
-        )
-        for row in table.iter_rows(named=True)
+    table = pl.read_parquet(site.home.table("values"))
+    columns = [column.name for column in fields(NanoRow)]
+    rows = [
+        NanoRow(**row)
+        for row in table.filter(pl.col("subject_kind").is_in(["owner", "entity"])).select(columns).iter_rows(named=True)
+    ]  # fmt: skip
+    owners, entities = (
+        tuple(row for row in rows if row.subject_kind == kind) for kind in ("owner", "entity")
+    )
+    if site.config.pricing.split != "entity":
+        return OwnerValues(owners, unattributed_nano)
+    names = [row.subject_id for row in owners]
+    told = zip(names, players(names, site.config.entity_of), strict=True)
+    return OwnerValues(
+        owners, unattributed_nano, entities, {owner: player for owner, player in told if owner != player}
     )  # fmt: skip
-    return OwnerValues(rows, unattributed_nano)
 
 
 def price_list(site: "Site", unattributed_nano: Mapping[str, int]) -> "PriceList | None":
@@ -233,7 +313,6 @@ def _correct(site: "Site", found: "PriceList", digest: str) -> int:
     """Enter what the new prices differ by from those that were paid; the earlier entry stays. Number of owners corrected."""
     import polars as pl
 
-    from provenance import keyed
     from valuation import PriceList, PriceRow, corrections
     from valuation.pricing import HELD, RESERVE
 
@@ -289,13 +368,15 @@ VALUE_FIELDS = (
 
 def committed_values(frame: Any) -> list[dict[str, Any]]:
     """The rows of owners and lots as receipts show them, in the order of the committed tree; what is null is left out."""
-    rows = frame.filter(frame["subject_kind"].is_in(["owner", "lot"])).iter_rows(named=True)
+    rows = frame.filter(frame["subject_kind"].is_in(["owner", "lot", "entity"])).iter_rows(
+        named=True
+    )
     return [{name: row[name] for name in VALUE_FIELDS if row[name] is not None} for row in rows]
 
 
 def value_tree(frame: Any, k_owner: bytes) -> "SumTree":
     """Merkle-sum tree over the values of owners, with the lots at amount 0."""
-    from provenance import SumTree, keyed, value_leaf
+    from provenance import SumTree, value_leaf
 
     return SumTree(
         value_leaf(row, keyed(k_owner, row["subject_id"].encode()))
@@ -305,7 +386,7 @@ def value_tree(frame: Any, k_owner: bytes) -> "SumTree":
 
 def payout_tree(frame: Any, k_owner: bytes) -> "SumTree":
     """Merkle-sum tree over a price table; its labels are owner pseudonyms."""
-    from provenance import SumTree, keyed
+    from provenance import SumTree
 
     return SumTree(
         (keyed(k_owner, row["subject"].encode()), row["price_microunits"])

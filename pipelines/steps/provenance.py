@@ -255,9 +255,12 @@ def _values(site: "Site", k_owner: bytes) -> "Callable[[str], list[dict[str, Any
     """What a receipt shows of an owner's value: its own row and those of the lots it has tokens in, each with its path to the total."""
     import polars as pl
 
+    from valuation.entities import players
+
     frame = pl.read_parquet(site.home.table("values"))
     rows, tree = committed_values(frame), value_tree(frame, k_owner)
     valued = latest(site.home.results, "owner_values")
+    entity_of = valued.values.get("entity_of", {}) if valued else {}
     lots_of: dict[str, set[str]] = {}
     for lot in valued["groups"] if valued else []:
         for owner in lot["owners"]:
@@ -265,6 +268,7 @@ def _values(site: "Site", k_owner: bytes) -> "Callable[[str], list[dict[str, Any
 
     def shown(owner: str) -> list[dict[str, Any]]:
         wanted = {("owner", owner), *(("lot", lot) for lot in lots_of.get(owner, ()))}
+        wanted.add(("entity", players([owner], entity_of)[0]))
         return [
             value_proof(row, tree, index)
             for index, row in enumerate(rows)

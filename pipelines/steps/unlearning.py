@@ -13,6 +13,7 @@ from pipelines.erasure.choosing import CORE_SET, CORE_SHARE, EXACT, asked_method
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
+from pipelines.steps.audit_report import published
 from pipelines.steps.erasure_receipts import erasure_receipts
 from pipelines.steps.ledger import corpus_keys, enter, open_ledger
 from pipelines.steps.sharded import SHARDED, refuse_others, train_ensemble
@@ -385,15 +386,13 @@ def robustness_audit(
         "versions": versions_of(directory),
     }
     entries["audit"] = enter(site, "audit", body)
-    files = [
-        f"runs/{directory.name}/{name}" for name in ("audit.json", "rows.parquet", "plan.json")
-    ]
+    files = [f"runs/{directory.name}/{name}" for name in ("audit.json", "rows.parquet", "plan.json")]  # fmt: skip
     files += erasure_receipts(site, corpus, erasure, body, entries)
-    return body["audit"], {
+    return published(site, corpus, erasure, plan, models, body["audit"], {
         "files": files, "run": directory.name, "verdict": audit["verdict"], "entry": entries["audit"], "plan_digest": plan_digest, "people": erasure["people"], "batch": erasure["batch"],
         "gold_seeds": len(models["gold"]["golds"]), "method": models["unlearned"]["method"], "skipped": "",
         "memorised": audit["description"]["memorisation"]["memory"],
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def _repertoire(name: str) -> dict[str, Any]:

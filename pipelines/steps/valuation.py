@@ -1,19 +1,23 @@
 """Steps of the valuation group: information, in-run credit, Shapley values by retraining, prices."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
-from pipelines.steps.pricing import enter_rule
+from pipelines.steps.pricing import enter_rule, entity_inputs
 from pipelines.steps.tables import records, token_store, write_table
 from provenance import write_atomic
 
 if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
+    from valuation import GroupValues
+    from valuation.entities import Holdings
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
@@ -175,7 +179,7 @@ def owner_values_inputs(
     """What the owners' values depend on."""
     return influence_inputs(site, tokens, target, plan) | {
         "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
-        "permutations": site.size.permutations, "licences": sorted(accepted_licences(site)),
+        "permutations": site.size.permutations, "licences": sorted(accepted_licences(site)), **entity_inputs(site),
     }  # fmt: skip
 
 
@@ -195,6 +199,7 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any
     import polars as pl
 
     from valuation import content_axis, cut_lots, first_in_cluster, for_sale, lot_shares
+    from valuation.entities import Holdings, entity_holdings
 
     frame = records(
         site, corpus["version"], "record_id", "fingerprint", "owner", "date", "personal", "licence", "consent_train"
@@ -213,9 +218,19 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any
         prints, flat["lengths"], frame["date"].to_list(), frame["personal"].to_numpy(), first_N,
         content_axis(flat["tokens"], flat["offsets"], prints, first_N), site.size.groups,
     )  # fmt: skip
-    owners, tokens_OK = lot_shares(lots, frame["owner"].to_list(), flat["lengths"])
+    owner_N = frame["owner"].to_list()
+    if site.config.pricing.split == "entity":
+        held = entity_holdings(
+            lots, owner_N, flat["lengths"], cluster_N=cluster_N, order_N=index_N, sold_N=sold_N, entity_of=site.config.entity_of
+        )  # fmt: skip
+    else:
+        owners, tokens_OK = lot_shares(lots, owner_N, flat["lengths"])
+        records_of = Counter(
+            owner for owner, lot in zip(owner_N, lots.lot_N, strict=True) if lot >= 0
+        )
+        held = Holdings(owners, tokens_OK, np.array([records_of[owner] for owner in owners]))
     return {
-        "frame": frame, "lots": lots, "owners": owners, "tokens_OK": tokens_OK, "first_N": first_N, "index_N": index_N, "held_back": held_back,
+        "frame": frame, "lots": lots, "holdings": held, "first_N": first_N, "index_N": index_N, "held_back": held_back,
     }  # fmt: skip
 
 
@@ -241,10 +256,12 @@ def owner_values(
         sampled_with_interval,
         shapley_with_interval,
     )
+    from valuation.entities import merged
 
     size = site.size
     cut = _cut_lots(site, corpus, tokens)
-    frame, lots, owners, tokens_OK = cut["frame"], cut["lots"], cut["owners"], cut["tokens_OK"]
+    frame, lots, held = cut["frame"], cut["lots"], cut["holdings"]
+    tokens_OK = held.tokens_OK
     num = len(lots.ids)
     orders = None
     if num > EXACT_GROUPS:
@@ -293,29 +310,44 @@ def owner_values(
     else:
         found = sampled_with_interval(nll, tokens_Q, orders)
     gains_KQ, order_variance_K = lot_gains(nll, num, orders, tokens_Q)
-    each = owner_intervals(gains_KQ, tokens_OK, tokens_Q, order_variance_K=order_variance_K)
-    valued = pl.Series(lots.lot_N >= 0)
-    records_of = dict(frame.filter(valued).group_by("owner").len().iter_rows())
+    intervals = partial(
+        owner_intervals, gains_KQ, tokens_Q=tokens_Q, order_variance_K=order_variance_K
+    )
     pure_K = purity(tokens_OK)
     loss = {mask: float(bank[mask]["nll_Q"].sum() / tokens_Q.sum()) for mask in coalitions}
     values = {
-        "files": [f"runs/{directory.name}/bank"], "run": directory.name, "method": found.method, "coalitions": len(coalitions),
+        # Reports and disputes read the lots again: without them the values are to be made again, from the same bank.
+        "files": [str(path.relative_to(site.home.path)) for path in (directory / "bank", groups_file, lots_file)],
+        "run": directory.name, "method": found.method, "coalitions": len(coalitions),
         "groups": [
             {
-                "id": lot, "owners": [owner for row, owner in enumerate(owners) if tokens_OK[row, place]], "tokens": int(lots.tokens_K[place]),
+                "id": lot, "owners": [owner for row, owner in enumerate(held.owners) if tokens_OK[row, place]], "tokens": int(lots.tokens_K[place]),
                 "value": float(found.values_n[place]), "se": float(found.se_n[place]), "low": float(found.ci_low_n[place]),
                 "high": float(found.ci_high_n[place]), "purity": float(pure_K[place]), "personal": bool(lots.personal_K[place]),
             }
             for place, lot in enumerate(lots.ids)
         ],
-        "owners": [
-            {
-                "id": owner, "tokens": tokens_OK[row].tolist(), "records": int(records_of.get(owner, 0)), "value": float(each.values_n[row]),
-                "se": float(each.se_n[row]), "low": float(each.ci_low_n[row]), "high": float(each.ci_high_n[row]),
-            }
-            for row, owner in enumerate(owners)
-        ],
+        "owners": _holders(held, intervals(tokens_OK)),
         "held_back": cut["held_back"], "target_records": int(found.num_target_records), "loss_empty": loss[0], "loss_all": loss[(1 << num) - 1],
         "efficiency_error": float(abs(found.values_n.sum() - (loss[0] - loss[(1 << num) - 1]))),
     }  # fmt: skip
+    if site.config.pricing.split == "entity":
+        entity_of = {
+            owner: site.config.entity_of[owner]
+            for owner in held.owners
+            if owner in site.config.entity_of
+        }
+        whole = merged(held, entity_of)
+        values |= {"entity_of": entity_of, "entities": _holders(whole, intervals(whole.tokens_OK))}
     return digest_of([f"{mask}:{value!r}" for mask, value in loss.items()]), values
+
+
+def _holders(held: "Holdings", each: "GroupValues") -> list[dict[str, Any]]:
+    """What a result tells of every owner or entity."""
+    return [
+        {
+            "id": owner, "tokens": held.tokens_OK[row].tolist(), "records": int(held.records_O[row]), "value": float(each.values_n[row]),
+            "se": float(each.se_n[row]), "low": float(each.ci_low_n[row]), "high": float(each.ci_high_n[row]),
+        }
+        for row, owner in enumerate(held.owners)
+    ]  # fmt: skip

@@ -131,7 +131,9 @@ def load_target(home: Home) -> Target:
     return target
 
 
-def open_confirm(home: Home, keys: CorpusKeys, plan_digest: str) -> pl.DataFrame:
+def open_confirm(
+    home: Home, keys: CorpusKeys, plan_digest: str, *, unfinished: bool = False
+) -> pl.DataFrame:
     """Open the sealed part for one evaluation plan; a second opening is refused.
 
     The caller writes the ledger entry; the mark that is left here only refuses.
@@ -140,6 +142,7 @@ def open_confirm(home: Home, keys: CorpusKeys, plan_digest: str) -> pl.DataFrame
         home: a created home.
         keys: its keys.
         plan_digest: hex SHA-256 of the committed evaluation plan.
+        unfinished: the caller was here before and died before it had a number; the same look may go on.
 
     Returns:
         The records of target_confirm.
@@ -163,6 +166,8 @@ def open_confirm(home: Home, keys: CorpusKeys, plan_digest: str) -> pl.DataFrame
         # O_EXCL: of two commands at once, one opens and one is refused.
         os.close(os.open(openings / plan_digest, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
+        if unfinished:
+            return pl.read_parquet(io.BytesIO(plain))
         raise TargetError(
             f"target_confirm was opened for plan {plan_digest[:12]} already: a confirmation is looked at "
             "once; commit a new plan with a reason"

@@ -11,6 +11,7 @@ from pipelines.reports import (
     Control,
     Corpus,
     Coverage,
+    CurvePoint,
     EntropySpread,
     Estimate,
     EvaluationPlan,
@@ -240,6 +241,22 @@ def sample() -> ReportData:
                     ),
                 ),
                 above_bm25=Estimate(value=0.22, low=0.12, high=0.31),
+                records=512,
+                distinct=17,
+                top=Estimate(value=0.0123, low=0.0011, high=0.0235),
+                curve=tuple(
+                    CurvePoint(
+                        removed=sign > 0,
+                        percent=percent,
+                        top=5.1 + sign * percent / 1000,
+                        bottom=5.1 - sign * percent / 1000,
+                        random=5.1,
+                        top_gap=Estimate(value=sign * percent / 1000, low=-0.001, high=0.061),
+                        bottom_gap=Estimate(value=-sign * percent / 1000, low=-0.07, high=0.002),
+                    )
+                    for sign in (1, -1)
+                    for percent in (10, 50)
+                ),
             ),
             notes=("Records are named by id.",),
         ),

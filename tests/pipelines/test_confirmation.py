@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
+import pytest
 from graph_commands import ledger, values
 
 from pipelines.site import open_site
@@ -44,3 +45,34 @@ def test_the_sealed_part_is_opened_once_and_measured(
     assert not any(text[:60].encode() in path.read_bytes() for path in written for text in texts)
     assert ask(home, "verify")[0] == 0
     assert json.dumps(measured).isascii()
+
+
+def test_a_look_that_was_killed_goes_on_and_another_model_has_none(
+    tiny_home: Path, copied: Callable[[Path], Path], ask: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Killed after the seal was broken: the same model is measured by the next command, a model that came since is refused."""
+    home = copied(tiny_home)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipelines.evaluate.measure", killed)
+        ask(home, "confirm")
+    assert len(list((home / "target/openings").iterdir())) == 1
+    states = [one["body"]["state"] for one in ledger(home) if one["kind"] == "confirm"]
+    assert states == ["opened"]
+    result = home / "results/checkpoint/latest.json"
+    kept = result.read_text()
+    body = json.loads(kept)
+    other = values(home, "gold_checkpoint")["golds"][0]
+    body["values"] |= {"root": other["root"], "checkpoint": other["checkpoint"]}
+    result.write_text(json.dumps(body))
+    code, _, err = ask(home, "confirm")
+    assert code == 2
+    assert "opened for plan" in err
+    result.write_text(kept)
+    assert ask(home, "confirm")[0] in {0, 1}
+    states = [one["body"]["state"] for one in ledger(home) if one["kind"] == "confirm"]
+    assert states == ["opened", "measured"]
+    assert ask(home, "confirm")[0] == 2

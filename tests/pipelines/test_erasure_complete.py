@@ -40,7 +40,9 @@ from pipelines.storage.tokens import load_tokenizer, train_tokenizer, write_vers
 from pipelines.storage.versions import Versions
 from provenance import keyed
 
-BY_PLACE = ("tables/surprisal.f16", "tables/surprisal.json", "runs/inputs/lots-000000000000.bin")
+BY_PLACE = (
+    "tables/surprisal.f16", "tables/surprisal.json", "runs/inputs/lots-000000000000.bin", "reports/audit-000000000000.pdf",
+)  # fmt: skip
 LONG = PLANTED + " It is the lodger of the third floor, 7719 by name of lot. " * 90
 """Longer than a page of SQLite."""
 

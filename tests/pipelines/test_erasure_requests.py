@@ -14,6 +14,8 @@ from graph_commands import ROOT
 from pipelines import requests
 from pipelines.erasure.choosing import EXACT, asked_method, methods
 from pipelines.erasure.finishing import carry_on, enter_state
+from pipelines.erasure.needles import needles
+from pipelines.erasure.stores import EVIDENCE, Scope, models, results, run_inputs
 from pipelines.requests import Request, RequestError
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
@@ -205,3 +207,34 @@ def test_a_held_out_record_leaves_the_target(ask, copied, tiny_home: Path) -> No
         json.loads(path.read_text())["state"] for path in sorted(site.home.requests.glob("*.json"))
     ]
     assert "refused" not in states
+
+
+def test_values_whose_lots_went_with_an_erasure_are_made_again(
+    copied: Callable[[Path], Path], tiny_home: Path
+) -> None:
+    """A deadline can pass within a run: the lots of values that stand go too, so their note goes, or the next report has none."""
+    site = open_site(copied(tiny_home), None, "tiny", None)
+    none: frozenset = frozenset()
+    scope = Scope(site, none, (), none, needles((), (), none), none, none)
+    assert results(scope) == 0
+    assert run_inputs(scope)
+    results(scope)
+    assert latest(site.home.results, "owner_values") is None
+    assert latest(site.home.results, "influence") is not None
+
+
+def test_an_erasure_empties_the_judges_run_too(
+    copied: Callable[[Path], Path], tiny_home: Path
+) -> None:
+    """Its retrainings read the records and its rows tell of them: nothing but evidence stays, and the judgement is made again."""
+    site = open_site(copied(tiny_home), None, "tiny", None)
+    versions = Versions(site.home, key_file.load(site.home.keys_path))
+    none: frozenset = frozenset()
+    everything = frozenset(versions.ids())
+    run = site.home.runs / latest(site.home.results, "value_judgement")["run"]
+    assert {"bank", "judgement.json", "judged.parquet"} <= {path.name for path in run.iterdir()}
+    scope = Scope(site, none, (), none, needles((), (), none), everything, none)
+    assert models(scope) > 0
+    assert {path.name for path in run.iterdir()} <= EVIDENCE
+    results(scope)
+    assert latest(site.home.results, "value_judgement") is None

@@ -1,9 +1,13 @@
 """The influence section: what it says of records, and what its pictures hold."""
 
+import dataclasses
+
 from pipelines.display import heat_png
-from pipelines.reports import HeatCell, Influence, render
+from pipelines.reports import HeatCell, Influence, Judged, render
 from pipelines.reports.influence import limited
+from pipelines.steps.judgement import FEW_SUBSETS
 from tests.pipelines.report_sample import Page, sample
+from valuation.judgement import MIN_SUBSETS
 
 
 def test_influence_says_what_is_not_distinguishable_and_shows_no_text() -> None:
@@ -13,6 +17,31 @@ def test_influence_says_what_is_not_distinguishable_and_shows_no_text() -> None:
     assert text.count("not distinguishable from 0") == 1
     assert "adams on lincoln -2.20e-05" in text
     assert "step 3: drop -4.00e-03, credit 9.00e-03, residual -1.30e-02" in text
+
+
+def test_the_judgement_shows_scores_gaps_and_what_too_few_retrainings_cannot_tell() -> None:
+    """Score less BM25's, top removal and both curves with their intervals; under ten subsets no score and no picture of it."""
+    data = sample()
+    page = Page(render(data))
+    assert "Score less BM25's: +0.22 [+0.12, +0.31]" in page.text
+    assert "of the 512 scored records, of which 17 have a value distinct from 0" in page.text
+    assert "loses +0.0123 [+0.0011, +0.0235] nats more" in page.text
+    assert (
+        "taken away 50 % +0.0500 [\u22120.0010, +0.0610] \u22120.0500 [\u22120.0700, +0.0020]"
+        in page.text
+    )
+    assert "most valued first 5.1100, 5.1500" in page.text
+    part = data.influence
+    assert isinstance(part, Influence)
+    assert isinstance(part.judged, Judged)
+    few = dataclasses.replace(part.judged, scores=(), curve=(), top=None, subsets=3)
+    text = Page(
+        render(dataclasses.replace(data, influence=dataclasses.replace(part, judged=few)))
+    ).text
+    assert "So few retrainings rank nothing" in text
+    assert "Score less BM25" not in text
+    assert "taken away" not in text
+    assert FEW_SUBSETS == MIN_SUBSETS
 
 
 def test_a_heat_map_keeps_the_owners_of_the_largest_numbers() -> None:

@@ -75,11 +75,7 @@ def ridge_products(
         GradientError: no ridge with k > N, a negative one, or a matrix that is singular without it.
     """
     num, size = phi_Nk.shape
-    if ridge < 0 or (ridge == 0 and size > num):
-        raise GradientError(
-            f"ridge: expected a number above 0 with {size} features of {num} records, got {ridge}; "
-            "the inverse doesn't exist, and what rounding makes of it ranks at random: take 0.1, or a smaller projection"
-        )
+    ridge_check(ridge, num, size)
     lam = ridge * float(np.square(phi_Nk).sum()) / size
     if size <= num:
         if ridge == 0 and np.linalg.matrix_rank(phi_Nk) < size:
@@ -88,3 +84,21 @@ def ridge_products(
         return phi_Qk @ np.linalg.solve(inner, phi_Nk.T)
     inner = phi_Nk @ phi_Nk.T + lam * np.eye(num)
     return np.linalg.solve(inner, phi_Nk @ phi_Qk.T).T
+
+
+def ridge_check(ridge: float, num: int, size: int) -> None:
+    """Refuse a ridge with which there is no inverse.
+
+    Args:
+        ridge: see `ridge_products`.
+        num: records.
+        size: features of each.
+
+    Raises:
+        GradientError: no ridge with k > N, or a negative one.
+    """
+    if ridge < 0 or (ridge == 0 and size > num):
+        raise GradientError(
+            f"ridge: expected a number above 0 with {size} features of {num} records, got {ridge}; "
+            "the inverse doesn't exist, and what rounding makes of it ranks at random: take 0.1, or a smaller projection"
+        )

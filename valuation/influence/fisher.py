@@ -19,6 +19,7 @@ from valuation.errors import GradientError
 from valuation.influence.pairing import PASS, finish, gradient_blocks, pair
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import nn
 
     from valuation.influence.pairing import Pass
@@ -68,9 +69,27 @@ def scores(
         kernel_NN[live_N[places]], _ = pair(model, train, left, how)
     for places, left in gradient_blocks(model, queries, how):
         cross_QN[places], _ = pair(model, train, left, how)
-    kernel_NN = (kernel_NN + kernel_NN.T) / (2 * num)
-    lam = damping * float(np.trace(kernel_NN)) / num
-    solved_NQ = np.linalg.solve(kernel_NN + lam * np.eye(num), cross_QN.T).astype(np.float64)
+    scores_QN = solved(kernel_NN, cross_QN, damping)
     return finish(
-        solved_NQ.T, f"fisher(damping={damping:g})", model, train, queries, per_token=per_token
+        scores_QN, f"fisher(damping={damping:g})", model, train, queries, per_token=per_token
     )
+
+
+def solved(
+    products_NN: NDArray[np.float64], cross_QN: NDArray[np.float64], damping: float
+) -> NDArray[np.float64]:
+    """The scores of all inner products.
+
+    Args:
+        products_NN: <g_n, g_m>; symmetric but for rounding.
+        cross_QN: <g_q, g_n>.
+        damping: see `scores`.
+
+    Returns:
+        scores_QN.
+    """
+    num = len(products_NN)
+    kernel_NN = (products_NN + products_NN.T) / (2 * num)
+    lam = damping * float(np.trace(kernel_NN)) / num
+    solved_NQ = np.linalg.solve(kernel_NN + lam * np.eye(num), cross_QN.T)
+    return solved_NQ.T.astype(np.float64)

@@ -27,9 +27,11 @@ from valuation.influence.pairing import PASS, add_up, as_cosines, finish, gradie
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from trainer.optim import AdamW
+    from valuation.capture import Capture, Groups
     from valuation.influence.pairing import Pass
     from valuation.influence.scores import Scores, TokenSet
 
@@ -109,15 +111,38 @@ def _cosines(
     num_queries = len(next(iter(left.values())))
     dots = torch.zeros(num_queries, len(train.records), dtype=torch.float64)
     squares = torch.zeros(len(train.records), dtype=torch.float64)
-    labels_N = torch.from_numpy(np.maximum(train.labels_N, 1))
     live_N = torch.from_numpy(train.labels_N > 0)
     for place_N, capture, groups in watched(checkpoint.model, train, how):
         columns = torch.from_numpy(place_N)
-        for name, values in left.items():
-            grads = capture.gradients(name, groups)
-            count_N = labels_N[columns].to(grads).view(-1, *[1] * (grads.dim() - 1))
-            steps_NX = checkpoint.step_of(name, grads / count_N).flatten(1)
-            dots[:, columns] += (values.flatten(1) @ steps_NX.T).double().cpu()
-            squares[columns] += steps_NX.square().sum(1, dtype=torch.float64).cpu()
+        dots_Qn, squares_n = step_dots(checkpoint, capture, groups, train.labels_N[place_N], left)
+        dots[:, columns], squares[columns] = dots_Qn.cpu(), squares_n.cpu()
     dots, squares = add_up(how.mesh, dots * live_N), add_up(how.mesh, squares)
     return as_cosines(dots.numpy(), left, squares.numpy())
+
+
+def step_dots(
+    checkpoint: AdamCheckpoint, capture: Capture, groups: Groups, labels_n: NDArray[np.int64], left: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """<g_q, Gamma_n> and |Gamma_n|^2 of the records of a captured pass.
+
+    Args:
+        checkpoint: model and moments.
+        capture: after its backward pass.
+        groups: positions of the records.
+        labels_n: predicted tokens of each, > 0.
+        left: the queries' gradients.
+
+    Returns:
+        dots_Qn and squares_n, float64.
+    """
+    num, device = len(labels_n), groups.position_P.device
+    dots = torch.zeros(len(next(iter(left.values()))), num, dtype=torch.float64, device=device)
+    squares = torch.zeros(num, dtype=torch.float64, device=device)
+    labels = torch.from_numpy(np.maximum(labels_n, 1))
+    for name, values in left.items():
+        grads = capture.gradients(name, groups)
+        count_n = labels.to(grads).view(-1, *[1] * (grads.dim() - 1))
+        steps_nX = checkpoint.step_of(name, grads / count_n).flatten(1)
+        dots += (values.flatten(1) @ steps_nX.T).double()
+        squares += steps_nX.square().sum(1, dtype=torch.float64)
+    return dots, squares

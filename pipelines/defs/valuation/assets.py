@@ -57,20 +57,20 @@ def influence(
     return home.materialize(context, inputs, make, partial(describe.influence, site))
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
 def value_judgement(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result, influence: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
     """The influence values held against retraining: linear datamodeling score beside BM25's and a random draw's, and a verdict."""
     site = home.site()
-    inputs = judgement.judgement_inputs(site, influence)
+    inputs = judgement.judgement_inputs(site, target, influence)
     run = launcher(context, pipes)
     make = partial(judgement.value_judgement, site, tokens, target, evaluation_plan, influence, run)
     return home.materialize(context, inputs, make, describe.value_judgement)
 
 
-@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="3", kinds={"pytorch"}, owners=OWNERS)
 def owner_values(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, clusters: Result, tokens: Result, target: Result, evaluation_plan: Result,
@@ -85,7 +85,7 @@ def owner_values(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="3", kinds={"parquet"}, owners=OWNERS, name="values")
+@dg.asset(group_name=GROUP, code_version="4", kinds={"parquet"}, owners=OWNERS, name="values")
 def value_table(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result,
     influence: Result, owner_values: Result, evaluation_plan: Result,
@@ -94,7 +94,7 @@ def value_table(
     site = home.site()
     inputs = {
         "clusters": clusters.data_version, "tokens": tokens.data_version, "influence": influence.data_version,
-        "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"],
+        "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"], **pricing.transfer_inputs(site), **pricing.entity_inputs(site),
     }  # fmt: skip
     make = partial(
         pricing.value_table,
