@@ -175,12 +175,12 @@ class TrainingConfig:
         "all",
     )
 
-    shards: int = _doc(
+    shards: int = option(
         "models that the released one is the mean of, each trained on the people of one part: forgetting a person retrains one part only "
         '(then [erasure] method = "sharded"); 1 trains a single model',
         1,
     )
-    slices: int = _doc("checkpoints of a part, to retrain from the last one before a person", 1)
+    slices: int = option("checkpoints of a part, to retrain from the last one before a person", 1)
 
     def __post_init__(self) -> None:
         """Choices that the trainer knows."""
