@@ -18,19 +18,18 @@ from pipelines.sizes import Size
 
 FILE = "engineering.parquet"
 OTHERS_PER_TARGET = 4
-UNMEASURED = (
-    "depth and ripple are measured from the size `default` on; this audit was made without them"
-)
+UNMEASURED = "depth and ripple are measured from the size `default` on, of one model, not of the mean of several; this audit was made without them"
 
 
-def engineering_settings(size: Size) -> dict[str, Any]:
+def engineering_settings(size: Size, shards: int) -> dict[str, Any]:
     """The setting of an audit that has depth and ripple measured; nothing at sizes that can't afford it.
 
     Args:
         size: how much of everything a run does.
+        shards: models that the released one is the mean of; more than one has no layers to look into.
     """
     targets = size.engineering_targets
-    if not targets:
+    if not targets or shards > 1:
         return {}
     return {"engineering": {"targets": targets, "others": targets * OTHERS_PER_TARGET}}
 

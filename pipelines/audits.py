@@ -132,7 +132,7 @@ def _shown(first: int, last: int) -> str:
     """How often, in words."""
     if first < 0:
         return "how often can't be told"
-    words = {0: "never (people it never saw)", 1: "once"}
+    words = {0: "never", 1: "once"}
     return words.get(first, f"{first} to {last} times")
 
 

@@ -200,7 +200,7 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
 
 
 def _models(folders: Mapping[str, Any], directory: Path) -> list[tuple[str, Path, str]]:
-    from trainer.checkpoint import verify
+    from unlearning.ensemble import root_of
 
     if not {"original", "unlearned"} <= set(folders) <= {"original", "unlearned", "gold"}:
         raise PlanError(f"expected models original, unlearned and gold, got {sorted(folders)}")
@@ -210,7 +210,7 @@ def _models(folders: Mapping[str, Any], directory: Path) -> list[tuple[str, Path
     found: list[tuple[str, Path, str]] = []
     for role, name in (*named, *(("gold", g) for g in gold)):
         folder = _checkpoint(directory / name)
-        digest = verify(folder).root
+        digest = root_of(folder)
         # The same weights given twice are one gold seed, not two.
         if (role, digest) not in {(r, d) for r, _, d in found}:
             found.append((role, folder, digest))
@@ -218,10 +218,11 @@ def _models(folders: Mapping[str, Any], directory: Path) -> list[tuple[str, Path
 
 
 def _checkpoint(folder: Path) -> Path:
-    """A step-N folder as it is, or the newest one of a run's folder."""
+    """A step-N folder or an ensemble's folder as it is, or the newest checkpoint of a run's folder."""
     from trainer.checkpoint import newest
+    from unlearning.ensemble import FILE
 
-    if (folder / "manifest.json").exists():
+    if (folder / "manifest.json").exists() or (folder / FILE).exists():
         return folder
     last = newest(folder) if folder.is_dir() else None
     if last is None:

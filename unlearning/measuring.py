@@ -117,7 +117,7 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
         TrainerError: if a checkpoint is incomplete, altered or of another shape.
         RowsError: if a part is damaged.
     """
-    from trainer.checkpoint import load_model
+    from unlearning.ensemble import load
 
     _map_tensors()
     planned = [*measurements(), *secondary_measurements(inputs.plan.attacks.repertoire)]
@@ -143,7 +143,7 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
                 if role == RANDOM:
                     return random_model(shape, inputs.plan.seed)
                 _give_back()
-                model = load_model(folder, shape)
+                model = load(folder, shape)
                 _give_back()
                 return model
 

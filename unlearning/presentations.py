@@ -53,7 +53,7 @@ def times_shown(folder: Path, texts: Mapping[str, Sequence[int]]) -> dict[str, i
     """How often the model of a checkpoint was shown each of some texts.
 
     Args:
-        folder: the checkpoint's folder, in the folder of its run.
+        folder: the checkpoint's folder, in the folder of its run; or an ensemble's.
         texts: record id (hex, or any other name) → tokens, with the end-of-text token. A record that stands in the corpus is looked up by
             the tokens that stand there.
 
@@ -61,15 +61,34 @@ def times_shown(folder: Path, texts: Mapping[str, Sequence[int]]) -> dict[str, i
         record id → times, 0 for texts that never stood in the run's corpus; None where it can't be told: no run file beside
         the checkpoint, tokens that are gone, or a model that goes on from another one.
     """
+    from unlearning.ensemble import read_ensemble
+
+    listed = read_ensemble(folder)
+    if listed is None:
+        return _times_in(folder.parent, texts, alone=True)
+    # No record is in two shards, and a shard's slices are one training after the other.
+    counts = [
+        _times_in((folder / stage).parent, texts, alone=False)
+        for one in listed
+        for stage in one.stages or (one.folder,)
+    ]
+    if any(one is None for one in counts):
+        return None
+    return {name: sum(one[name] for one in counts if one is not None) for name in texts}
+
+
+def _times_in(
+    directory: Path, texts: Mapping[str, Sequence[int]], *, alone: bool
+) -> dict[str, int] | None:
+    """`times_shown` by one run; `alone` asks for one that goes on from no other."""
     from trainer.errors import DataError
     from trainer.inputs import batch_plan
     from trainer.spec import load_run
 
-    directory = folder.parent
     if not (directory / "run.json").exists():
         return None
     run = load_run(directory)
-    if run.init != "none":
+    if alone and run.init != "none":
         return None
     try:
         plan = batch_plan(run, directory)

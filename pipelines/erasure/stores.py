@@ -288,7 +288,8 @@ def _saw(scope: Scope, folder: Path, gone: set[str]) -> bool:
         return False
     if run.get("init_root") in gone or run["kind"] == "attack":
         return True
-    if run["corpus_version"] not in scope.versions:
+    elsewhere = run["corpus_version"] not in scope.versions
+    if elsewhere or _selected_others(scope, folder, run.get("selection")):
         return False
     excluded = run.get("excluded")
     path = folder / excluded["file"] if excluded else None
@@ -296,6 +297,23 @@ def _saw(scope: Scope, folder: Path, gone: set[str]) -> bool:
         return True
     listed = {bytes.fromhex(line) for line in path.read_text().split()}
     return not scope.ids <= listed
+
+
+def _selected_others(scope: Scope, folder: Path, selection: dict[str, str] | None) -> bool:
+    """Whether a run's list of weights gives every one of the records none: the shards of other people."""
+    import numpy as np
+
+    from trainer.errors import DataError
+    from trainer.selection import read_selection
+
+    if not selection or not scope.ids:
+        return False
+    try:
+        weights = read_selection(folder / selection["file"], selection["digest"])
+    except DataError:
+        return False  # the list is gone, and nobody can tell
+    ids = np.frombuffer(b"".join(sorted(scope.ids)), dtype=np.uint8).reshape(-1, 32)
+    return not weights.of(ids).any()
 
 
 def _roots(folder: Path) -> set[str]:

@@ -1,6 +1,7 @@
 """What the asset checks recompute from disk: each function returns the problems it found, none when all is well."""
 
 import json
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +245,8 @@ def checkpoint(site: "Site", checkpoint: "Result") -> list[str]:
     from trainer.checkpoint import verify
     from trainer.errors import CheckpointError
 
+    if constituents := checkpoint.values.get("constituents"):
+        return _ensemble(site, checkpoint, constituents)
     try:
         found = verify(site.home.path / checkpoint["checkpoint"])
     except CheckpointError as error:
@@ -263,11 +266,41 @@ def checkpoint(site: "Site", checkpoint: "Result") -> list[str]:
     return problems
 
 
+def _ensemble(site: "Site", made: "Result", constituents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`checkpoint` for each constituent, and the ensemble is the one that the ledger names with exactly these."""
+    from pipelines.results import Result
+    from unlearning.ensemble import root_of
+    from unlearning.errors import UnlearningError
+
+    problems = [
+        f"shard {one['shard']}: {problem}"
+        for one in constituents
+        for problem in checkpoint(site, Result(made.asset, made.key, one["root"], dict(one)))
+    ]
+    if problems:
+        return problems
+    try:
+        root = root_of(site.home.path / made["checkpoint"])
+    except UnlearningError as error:
+        return [str(error)]
+    body = open_ledger(site).entry(made["entry"])["body"]
+    if not root == made["root"] == body["ensemble"]:
+        problems.append(f"expected ensemble {body['ensemble'][:16]}, got {root[:16]}")
+    if [one["root"] for one in body["constituents"]] != [one["root"] for one in constituents]:
+        problems.append("the ledger names other constituents of the ensemble")
+    return problems
+
+
 def phases(site: "Site", checkpoint: "Result") -> list[str]:
-    """The run's phase record answers every question, and every phase's check passed."""
+    """The phase record of each of the model's runs answers every question, and every phase's check passed."""
+    runs = [one["run"] for one in checkpoint.values.get("constituents", ())] or [checkpoint["run"]]
+    return [problem for run in runs for problem in _phases_of(site, run)]
+
+
+def _phases_of(site: "Site", run: str) -> list[str]:
     from trainer.phases import check_phases, failures
 
-    path = site.home.runs / checkpoint["run"] / "phases.json"
+    path = site.home.runs / run / "phases.json"
     try:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -145,6 +145,7 @@ SCHEDULES: Final = ("cosine", "wsd")
 PRECISIONS: Final = ("float32", "bfloat16", "float64")
 SELECTIONS: Final = ("all", "drop-negative", "by-value")
 GUARDS: Final = ("off", "skip", "rollback")
+MAX_PARTS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +175,13 @@ class TrainingConfig:
         "all",
     )
 
+    shards: int = option(
+        "models that the released one is the mean of, each trained on the people of one part: forgetting a person retrains one part only "
+        '(then [erasure] method = "sharded"); 1 trains a single model',
+        1,
+    )
+    slices: int = option("checkpoints of a part, to retrain from the last one before a person", 1)
+
     def __post_init__(self) -> None:
         """Choices that the trainer knows."""
         from trainer.errors import SpecError
@@ -191,6 +199,17 @@ class TrainingConfig:
                 raise ConfigError(
                     f"[training] {name} is one of {', '.join(known)}, got {value!r}{_near(value, known)}"
                 )
+        for name in ("shards", "slices"):
+            if not 1 <= getattr(self, name) <= MAX_PARTS:
+                raise ConfigError(
+                    f"[training] {name}: expected 1..{MAX_PARTS}, got {getattr(self, name)}"
+                )
+        if self.slices > 1 and self.shards == 1:
+            raise ConfigError("[training] slices divide a shard: expected shards of 2 or more")
+        if self.shards > 1 and self.selection != "all":
+            raise ConfigError(
+                f"[training] selection {self.selection!r} weighs records of one model; with shards it is all"
+            )
         if not 1 <= self.accumulation <= MAX_INTEGER:
             raise ConfigError(f"[training] accumulation is at least 1, got {self.accumulation}")
         try:

@@ -51,9 +51,10 @@ def made_up(folder):
 
 def test_small_sizes_measure_neither_and_say_so(tmp_path):
     """Tiny and small: no setting, and the report's reason names the size; the others: a scale that the audit takes."""
-    found = {name: engineering_settings(size) for name, size in SIZES.items()}
+    found = {name: engineering_settings(size, 1) for name, size in SIZES.items()}
     assert [name for name, settings in found.items() if not settings] == ["tiny", "small"]
     scales = {name: Scale.from_json(settings["engineering"]) for name, settings in found.items() if settings}  # fmt: skip
+    assert not any(engineering_settings(size, 2) for size in SIZES.values())
     assert (scales["default"].targets, scales["default"].others) == (8, 32)
     assert (scales["pilot"].targets, scales["pilot"].others) == (16, 64)
     absent = read_engineering(tmp_path)

@@ -91,7 +91,7 @@ def test_memory_is_read_as_the_audit_wrote_it():
         }
     )  # fmt: skip
     assert [row.shown for row in found.rows] == [
-        "never (people it never saw)",
+        "never",
         "once",
         "4 to 7 times",
         "how often can't be told",
