@@ -16,6 +16,7 @@ from pipelines.reports.audit import (
     Utility,
     ZeroBound,
 )
+from pipelines.reports.memory import Memory, MemoryRow
 from pipelines.reports.parts import Estimate, NotAvailable
 
 if TYPE_CHECKING:
@@ -91,7 +92,48 @@ def read_audit(home: Path, result: "Result") -> Audit:
         ),
         side=tuple(_side(row) for row in body.get("secondary", ())),
         not_tested=not_tested(body["plan"]),
+        memory=memory_of(body),
     )
+
+
+def memory_of(body: Mapping[str, Any]) -> Memory | None:
+    """What the original had memorised.
+
+    Args:
+        body: Content of `audit.json`.
+
+    Returns:
+        None for audits of before it was asked.
+    """
+    found = body.get("description", {}).get("memorisation")
+    if found is None:
+        return None
+    ranked = [one for one in found["people"] if one["candidates"] > 1]
+    no_number = NotAvailable(reason="nobody has a number")
+    chance = _number(found["chance_exposure"])
+    return Memory(
+        memory=found["memory"],
+        statement=found["statement"],
+        rows=tuple(
+            MemoryRow(
+                shown=_shown(row["first"], row["last"]), people=row["people"], given_away=row["given_away"],
+                low=float(row["low"]), high=float(row["high"]),
+                exposure=Estimate(value=float(row["exposure"]), n=row["ranked"]) if row["ranked"] else no_number,
+            )
+            for row in found["groups"]
+        ),
+        chance_exposure=no_number if chance is None else Estimate(value=chance, n=len(ranked)),
+        hardest=sum(2 ** float(one["exposure"]) > one["candidates"] - 0.25 for one in ranked),
+        ranked=len(ranked),
+    )  # fmt: skip
+
+
+def _shown(first: int, last: int) -> str:
+    """How often, in words."""
+    if first < 0:
+        return "how often can't be told"
+    words = {0: "never", 1: "once"}
+    return words.get(first, f"{first} to {last} times")
 
 
 def not_tested(plan: Mapping[str, Any]) -> tuple[str, ...]:

@@ -29,12 +29,12 @@ def run(run: "RunSpec", directory: Path) -> int:
         0.
     """
     from trainer import TokenStore
-    from trainer.checkpoint import load_model
+    from unlearning.ensemble import load
 
     extra = run.config.extra
     target = TokenStore.open(directory / extra["target"], extra["target_digest"])
     training = TokenStore.open(directory / run.tokens, run.tokens_digest)
-    model = load_model(directory / run.init, run.config.model, run.init_root)
+    model = load(directory / run.init, run.config.model, run.init_root)
     sequences = [target.tokens(int(index)) for index in target.live_N]
     batch = run.config.batch
     body = measure(model, sequences, training, batch.rows, batch.length)

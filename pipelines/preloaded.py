@@ -17,6 +17,7 @@ from pipelines.settings import child_environment, read_settings
 ENTRIES = (
     "valuation.inrun",
     "valuation.influence.attribution",
+    "valuation.judging",
     "valuation.proxy",
     "unlearning.audit",
     "unlearning.methods.npo",

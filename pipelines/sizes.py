@@ -85,6 +85,8 @@ class Size:
     """Gold models; three are needed before an audit may say PASS."""
     secondary: str = "none"
     """Secondary attacks of the audit: none, cheap (seconds) or full (minutes per model); the report lists what was not tried."""
+    engineering_targets: int = 0
+    """People pushed out alone to see whom it hurts, with depth per layer beside it; 0: neither is measured, and the report says so."""
 
     def trained(self, vocab_size: int) -> "tuple[ModelSpec, BatchSpec]":
         """Shape and batch of the released model."""
@@ -102,7 +104,7 @@ _MODEL = Network(num_layers=4, dim=128, num_heads=4, num_kv_heads=2, ffn_dim=352
 _DEFAULT = Size(
     name="default", vocab_size=2048, model=_MODEL, proxy=_PROXY, world=2, rows=8, length=128, steps=1000, warmup=20, lr="0.003",
     personal_repeats=160, checkpoint_every=250, influence_steps=100, attribution_rows=512, query_rows=128, judge_subsets=20, judge_queries=4, judge_curve=(10, 25, 50), groups=6, permutations=24, proxy_tokens=240_000,
-    unlearn_steps=100, attack_steps=(10, 25, 50), gold_seeds=1, secondary="cheap",
+    unlearn_steps=100, attack_steps=(10, 25, 50), gold_seeds=1, secondary="cheap", engineering_targets=8,
 )  # fmt: skip
 
 _TINY = Size(
@@ -123,12 +125,13 @@ SIZES = {
         _TINY,
         _SMALL,
         _DEFAULT,
-        replace(_DEFAULT, name="pilot", gold_seeds=3, secondary="full"),
+        replace(_DEFAULT, name="pilot", gold_seeds=3, secondary="full", engineering_targets=16),
         replace(
             _DEFAULT,
             name="report",
             gold_seeds=3,
             secondary="full",
+            engineering_targets=16,
             steps=2000,
             unlearn_steps=200,
             proxy_tokens=1_000_000,

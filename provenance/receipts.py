@@ -17,7 +17,9 @@ What the verifier reads in the log, by kind of entry:
 =========  =======================================================================================
 corpus     ``corpus_version, record_root, size, sparse_root`` (:meth:`CorpusState.body`)
 tokens     ``shard_leaves``: records in a token shard
-values     ``table, sum_root, sum_size, sum_total`` (:func:`values_body`)
+values     ``table, sum_root, sum_size, sum_total`` (:func:`values_body`); where they are stated, ``proxy``
+           and ``transfer``, in words: what the values were measured on, and how that compares with a
+           larger model, or ``not measured``
 prices     ``corpus_version, sum_root, sum_size, sum_total`` (:func:`prices_body`); with values
            ``values`` (the table they were made from), ``payable``, ``value_total``
 run        ``run, versions``

@@ -85,6 +85,7 @@ def _contents(receipt: dict[str, Any], bodies: dict[str, list[Any]]) -> list[str
         node = _sha(b"\x02" + _hex(other)) if other else bytes(32)
         _prove("absence", node, [int(b) for b in bits[::-1]], row["siblings"][::-1], _hex(receipt["sparse_root"]), b"\x03")
         facts.append(f"fingerprint {key} is absent from this version")
+    facts += [f"values were measured on the proxy {body['proxy']}; against a larger model: {body['transfer']}" for body in bodies["values"] if "proxy" in body]
     worth = -1
     for item in receipt["values"]:
         row, (named,) = item["row"], bodies["values"]

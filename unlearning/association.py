@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from unlearning.depth import linear_cka
+from unlearning.people import by_subject
 from unlearning.scoring import padded
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.model import Transformer
+    from unlearning.material import Document
+    from unlearning.people import Record
 
 MEMORY_BYTES = 64 * 2**20
 """Most memory for the gradients of a batch of people, and again for those of a batch of targets."""
@@ -84,6 +87,30 @@ def words_of(texts: Sequence[str]) -> frozenset[str]:
         The distinct words.
     """
     return frozenset(word.casefold() for text in texts for word in _WORD.findall(text))
+
+
+def people_of(records: Sequence[Record], documents: Sequence[Document]) -> list[Person]:
+    """People with their tokens and words, in the order of the records.
+
+    Args:
+        records: of people.
+        documents: their tokens, as the audit has them.
+
+    Returns:
+        People; a record without two tokens is left out, and a person without one that is left.
+    """
+    tokens = {
+        document.record_id: tuple(document.tokens)
+        for document in documents
+        if len(document.tokens) > 1
+    }
+    found = []
+    for subject, mine in by_subject(list(records)).items():
+        own = [record for record in mine if record.record_id in tokens]
+        if own:
+            words = words_of([record.text for record in own])
+            found.append(Person(subject, tuple(tokens[record.record_id] for record in own), words))
+    return found
 
 
 def gradient_ties(

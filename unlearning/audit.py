@@ -4,9 +4,10 @@ Order, and why it is this one::
 
     1  read and unseal the records, check that forgotten, retained and look-alike people are different people
     2  write plan.json: thresholds, limits of the adversary, digests of the models       (before any model is opened)
-    3  for each model in turn: tiers 1 to 3, membership, utility, the plan's repertoire  (one model in memory at a time; what is
+    3  the original alone: what has it memorised, and of whom?                          (`memorisation`; without that an audit says nothing)
+    4  for each model in turn: tiers 1 to 3, membership, utility, the plan's repertoire  (one model in memory at a time; what is
        finished is kept and not repeated after a kill: `measuring`); random weights: utility
-    4  write rows.parquet, then judge *the file that was written*, then audit.json and result.json
+    5  write rows.parquet, then judge *the file that was written*, then audit.json and result.json
 
 Files in the run's folder: `plan.json`, `progress.jsonl`, `rows.parquet`, `audit.json`, `result.json`. None holds a prompt, a
 secret, a text or a name; people are ids salted with the request's key. `verdict.contradictions(audit, rows)` repeats every
@@ -22,6 +23,7 @@ Settings, in `run.config.extra` (real numbers as decimal strings)::
     margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups     optional, see plan.py
     attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
     ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so
+    engineering  {"targets": 8, …}                 optional: depth and ripple, written to engineering.parquet (`engineering.Scale`)
 
 Cost: about 60 forward passes of one line per forgotten person and model, and 50 small training steps per model.
 """
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs, write_atomic
 from unlearning.description import describe
+from unlearning.engineering import FILE, Scale, measure_engineering
 from unlearning.errors import PeopleError, PlanError
 from unlearning.lineage import check_lineage
 from unlearning.measuring import measure, random_model, remove_parts
@@ -54,7 +57,7 @@ _REQUIRED = ("models", "sealed", "retained", "tokenizer")
 _PLANNED = (
     "margin", "auc_margin", "utility_margin", "min_original_rate", "min_gold_seeds", "resamples", "subgroups",
 )  # fmt: skip
-_KNOWN = {*_REQUIRED, *_PLANNED, "lookalikes", "attacks", "ledger"}
+_KNOWN = {*_REQUIRED, *_PLANNED, "lookalikes", "attacks", "ledger", "engineering"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -105,22 +108,33 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
         TrainerError: if a checkpoint is incomplete, altered or of another shape.
     """
     from unlearning.material import prepare
+    from unlearning.presentations import times_shown
     from unlearning.probes import FileTokenizer
 
     extra = run.config.extra
+    scale = Scale.from_json(extra["engineering"]) if "engineering" in extra else None
     inputs = read_inputs(run, directory)
     _write_plan(directory, inputs.plan)
+    tokenizer = FileTokenizer(directory / extra["tokenizer"])
+    original = next(folder for role, folder, _ in inputs.models if role == "original")
+    texts = {
+        record.record_id: (*tokenizer.encode(record.text)[0], tokenizer.end_of_text)
+        for record in (*inputs.forgotten, *inputs.retained, *inputs.lookalikes)
+    }
     material = prepare(
         inputs.forgotten,
         inputs.retained,
         inputs.lookalikes,
-        FileTokenizer(directory / extra["tokenizer"]),
+        tokenizer,
         inputs.plan.attacks,
         inputs.plan.seed,
+        times_shown(original, texts),
     )
     rows = measure(run.config.model, directory, inputs, material)
     write_rows(directory / "rows.parquet", to_table(rows))
     verdict = verdict_from_rows(read_rows(directory / "rows.parquet"), inputs.plan)
+    if scale is not None:
+        measure_engineering(run.config.model, directory, inputs, material, scale)
     _write_results(run, directory, inputs, verdict, len(rows))
     remove_parts(directory)
     return verdict
@@ -186,7 +200,7 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
 
 
 def _models(folders: Mapping[str, Any], directory: Path) -> list[tuple[str, Path, str]]:
-    from trainer.checkpoint import verify
+    from unlearning.ensemble import root_of
 
     if not {"original", "unlearned"} <= set(folders) <= {"original", "unlearned", "gold"}:
         raise PlanError(f"expected models original, unlearned and gold, got {sorted(folders)}")
@@ -196,7 +210,7 @@ def _models(folders: Mapping[str, Any], directory: Path) -> list[tuple[str, Path
     found: list[tuple[str, Path, str]] = []
     for role, name in (*named, *(("gold", g) for g in gold)):
         folder = _checkpoint(directory / name)
-        digest = verify(folder).root
+        digest = root_of(folder)
         # The same weights given twice are one gold seed, not two.
         if (role, digest) not in {(r, d) for r, _, d in found}:
             found.append((role, folder, digest))
@@ -204,10 +218,11 @@ def _models(folders: Mapping[str, Any], directory: Path) -> list[tuple[str, Path
 
 
 def _checkpoint(folder: Path) -> Path:
-    """A step-N folder as it is, or the newest one of a run's folder."""
+    """A step-N folder or an ensemble's folder as it is, or the newest checkpoint of a run's folder."""
     from trainer.checkpoint import newest
+    from unlearning.ensemble import FILE
 
-    if (folder / "manifest.json").exists():
+    if (folder / "manifest.json").exists() or (folder / FILE).exists():
         return folder
     last = newest(folder) if folder.is_dir() else None
     if last is None:
@@ -244,6 +259,12 @@ def _write_results(
         "unchecked": inputs.unchecked,
         "description": describe(Evidence(read_rows(directory / "rows.parquet")), inputs.plan),
     }
+    measured = directory / FILE
+    if measured.exists():
+        report["engineering"] = {
+            "file": FILE,
+            "sha256": hashlib.sha256(measured.read_bytes()).hexdigest(),
+        }
     data = jcs(report)
     write_atomic(directory / "audit.json", data)
     result = {

@@ -168,10 +168,21 @@ def lens_logprobs(
     return lens_LN
 
 
-def erasure_ratios(
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """Depth of forgetting seen by patching."""
+
+    ratios_LN: NDArray[np.float64]
+    """Layer-wise erasure, LER, not clipped: how much of gold's drop the unlearned model's states cause; NaN where the layer of the
+    original carries nothing beyond gold."""
+    scores_N: NDArray[np.float64]
+    """Unlearning-depth score of each question, in [0, 1]: 1 erased as deeply as gold, 0 intact; NaN where no layer carries the secret."""
+
+
+def erasure(
     gold_LN: NDArray[np.float64], unlearned_LN: NDArray[np.float64], threshold: float = KNOWS
-) -> NDArray[np.float64]:
-    """Layer-wise erasure, LER: how much of gold's drop the unlearned model's states cause.
+) -> Erasure:
+    """Erasure of every layer and of every question.
 
     Args:
         gold_LN: `patch_drops` with gold's states.
@@ -179,31 +190,15 @@ def erasure_ratios(
         threshold: tau, nats per token.
 
     Returns:
-        ratios_LN, not clipped; NaN where the layer of the original carries nothing beyond gold.
+        Ratios and scores.
     """
     knows_LN = gold_LN > threshold
-    return np.where(knows_LN, unlearned_LN / np.where(knows_LN, gold_LN, 1.0), np.nan)
-
-
-def depth_scores(
-    gold_LN: NDArray[np.float64], unlearned_LN: NDArray[np.float64], threshold: float = KNOWS
-) -> NDArray[np.float64]:
-    """Unlearning-depth score of each question.
-
-    Args:
-        gold_LN: `patch_drops` with gold's states.
-        unlearned_LN: `patch_drops` with the unlearned model's.
-        threshold: tau, nats per token.
-
-    Returns:
-        uds_N in [0, 1]: 1 erased as deeply as gold, 0 intact; NaN where no layer carries the secret.
-    """
-    knows_LN = gold_LN > threshold
+    ratios_LN = np.where(knows_LN, unlearned_LN / np.where(knows_LN, gold_LN, 1.0), np.nan)
     weights_LN = np.where(knows_LN, gold_LN, 0.0)
-    ratios_LN = np.where(knows_LN, erasure_ratios(gold_LN, unlearned_LN, threshold), 0.0)
+    kept_N = (weights_LN * np.nan_to_num(ratios_LN).clip(0.0, 1.0)).sum(0)
     total_N = weights_LN.sum(0)
-    kept_N = (weights_LN * ratios_LN.clip(0.0, 1.0)).sum(0)
-    return np.where(total_N > 0, kept_N / np.where(total_N > 0, total_N, 1.0), np.nan)
+    scores_N = np.where(total_N > 0, kept_N / np.where(total_N > 0, total_N, 1.0), np.nan)
+    return Erasure(ratios_LN, scores_N)
 
 
 def linear_cka(one_ND: NDArray[np.float64], other_ND: NDArray[np.float64]) -> float:

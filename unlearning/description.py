@@ -8,6 +8,7 @@
     equivalence    per score: distance D from the farthest gold model, its p-value, Cliff's delta, the gold-vs-gold band (three
                    models or more), and TOST with a margin of a tenth of the distance between original and gold
     epsilon        one-run lower bounds from the losses of forgotten people (in) and look-alikes (out)
+    memorisation   what the original knew of whom, by how often it was shown them (`memorisation`)
 
 Everything follows from rows and plan, like the verdict; `verdict.contradictions` repeats it. The epsilons are indicative: the cut into
 forgotten people and look-alikes is fixed, and the theorem wants a coin per person.
@@ -22,6 +23,7 @@ import numpy as np
 from unlearning.canaries import epsilon_from_scores
 from unlearning.endpoints import membership_scores
 from unlearning.equivalence import distance, null_band, tost
+from unlearning.memorisation import memorisation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +63,8 @@ def describe(evidence: Evidence, plan: AuditPlan) -> dict[str, Any]:
         "questions": _questions(evidence, models),
         "epsilon": _epsilon(evidence, models) if plan.num_lookalikes else [],
     }
+    if (remembered := memorisation(evidence, plan)) is not None:
+        found["memorisation"] = remembered.to_json()
     if gold:
         found["leakage"] = _leakage(evidence, models[1], gold)
         found["equivalence"] = [

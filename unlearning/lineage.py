@@ -16,6 +16,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from unlearning.ensemble import read_ensemble
 from unlearning.errors import LineageError
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.spec import RunSpec
+    from trainer.store import TokenStore
 
 RECIPE = ("model", "optim", "batch", "mixture", "precision")
 
@@ -53,11 +57,16 @@ def check_lineage(
                     "audit a checkpoint that the ledger knows, or enter its run first"
                 )
     ids = {bytes.fromhex(one) for one in forgotten if re.fullmatch(r"[0-9a-f]{64}", one)}
-    runs = [(role, _run_of(folder), folder.parent) for role, folder, _ in models]
+    listed = [(role, folder, read_ensemble(folder)) for role, folder, _ in models]
+    runs = [
+        (role, _run_of(folder), folder.parent) for role, folder, parts in listed if parts is None
+    ]
     unchecked = [] if ledger is not None else ["whether the ledger knows the checkpoints: nobody looked"]  # fmt: skip
     if not ids:
         unchecked.append("whether the models saw the records: their ids are no record ids")
-    original = next(run for role, run, _ in runs if role == "original")
+    ensembles = ((r, [folder / p.folder for p in parts]) for r, folder, parts in listed if parts)
+    unchecked += [text for role, found in ensembles for text in _require_shards(role, found, ids)]
+    original = next((run for role, run, _ in runs if role == "original"), None)
     for role, run, folder in runs:
         if role == "unlearned":
             continue
@@ -91,6 +100,48 @@ def _require_recipe(original: RunSpec, gold: RunSpec) -> None:
             )
 
 
+def _trained_on(run: RunSpec, folder: Path, store: TokenStore, ids: set[bytes]) -> set[bytes]:
+    """Those of some records that a run's tokens hold and that its selection does not leave out."""
+    from trainer.inputs import load_selection
+
+    held = {bytes(one) for _, block in store.record_ids() for one in block} & ids
+    weights = load_selection(run, folder)
+    if weights is None or not held:
+        return held
+    listed = sorted(held)
+    weight_N = weights.of(np.frombuffer(b"".join(listed), dtype=np.uint8).reshape(-1, 32))
+    return {one for one, weight in zip(listed, weight_N.tolist(), strict=True) if weight}
+
+
+def _require_shards(role: str, folders: Sequence[Path], ids: set[bytes]) -> list[str]:
+    """An ensemble, constituent by constituent: the original saw some of the records, gold and a sharded erasure none."""
+    from trainer.errors import DataError
+    from trainer.inputs import load_excluded, open_store
+
+    if not ids:
+        return []
+    trained: set[bytes] = set()
+    for checkpoint in folders:
+        folder, run = checkpoint.parent, _run_of(checkpoint)
+        if run is None:
+            return [f"the {role} model's data: a constituent has no run file beside it"]
+        try:
+            excluded, store = load_excluded(run, folder), open_store(run, folder)
+            trained |= _trained_on(run, folder, store, ids) - excluded
+        except (DataError, OSError):
+            return [f"the {role} model's data: a constituent's tokens are not there any more, or not as they were"]  # fmt: skip
+    if role == "original" and not trained:
+        raise LineageError(
+            f"none of the {len(ids)} records is in the original's shards: there is nothing to forget; "
+            "ask about records that it was trained on"
+        )
+    if role != "original" and trained:
+        raise LineageError(
+            f"the {role} ensemble was trained on {len(trained)} of the {len(ids)} forgotten records: leave them out of its shards"
+        )
+    return [f"the {role} ensemble's recipe: its constituents are not compared with each other's"]
+
+
 def _require_data(role: str, run: RunSpec, folder: Path, ids: set[bytes]) -> list[str]:
     """Original: all records were trained on. Gold: none was."""
     from trainer.errors import DataError
@@ -100,8 +151,7 @@ def _require_data(role: str, run: RunSpec, folder: Path, ids: set[bytes]) -> lis
         excluded, store = load_excluded(run, folder), open_store(run, folder)
     except (DataError, OSError):
         return [f"the {role} model's data: its tokens are not there any more, or not as they were"]
-    held = {bytes(one) for _, block in store.record_ids() for one in block} & ids
-    trained = held - excluded
+    trained = _trained_on(run, folder, store, ids) - excluded
     if role == "gold":
         if trained:
             raise LineageError(

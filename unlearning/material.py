@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from unlearning.attacks.memorised import Known, known_people
 from unlearning.probes import Probe, Tokenizer, trained_probes, unseen_probes
 from unlearning.questions import Questions, questions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from unlearning.people import Record
     from unlearning.plan import AttackPlan
@@ -57,6 +58,8 @@ class Material:
     """Subject → pre-registered subgroup, forgotten people only."""
     questions: Questions = field(default_factory=Questions)
     """What the plan's secondary attacks ask with."""
+    known: tuple[Known, ...] = ()
+    """What the original is asked first of all, per population."""
 
 
 def prepare(
@@ -66,6 +69,7 @@ def prepare(
     tokenizer: Tokenizer,
     limits: AttackPlan,
     seed: int,
+    times: Mapping[str, int] | None = None,
 ) -> Material:
     """Make the material of an audit.
 
@@ -76,6 +80,7 @@ def prepare(
         tokenizer: the run's tokenizer.
         limits: what the adversary may spend.
         seed: seed of every draw.
+        times: record id → how often the original was shown the text; None where that can't be told.
 
     Returns:
         The material.
@@ -105,4 +110,11 @@ def prepare(
         seed=seed,
         groups={r.subject: r.group for r in forgotten},
         questions=questions_of(forgotten, retained, lookalikes, tokenizer, limits.repertoire, seed),
+        known=known_people(
+            {"forgotten": forgotten, "retained": retained, "lookalike": lookalikes},
+            times,
+            tokenizer,
+            longest,
+            seed,
+        ),
     )

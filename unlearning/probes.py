@@ -60,11 +60,23 @@ class FileTokenizer:
         if end is None:
             raise ProbeError(f"expected a token <|endoftext|> in {path.name}, got none")
         self.end_of_text: int = end
+        self.vocab_size: int = self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids and, for each, its first and last+1 character in the text."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids up to the first end of text.
+
+        Args:
+            tokens: ids, for example what a model said.
+        """
+        said = list(tokens)
+        if self.end_of_text in said:
+            said = said[: said.index(self.end_of_text)]
+        return str(self._tokenizer.decode(said, skip_special_tokens=False))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -98,7 +98,7 @@ def questions_of(
     share = float(repertoire.partial_share)
     known = generator.permutation(sorted(people))[: max(1, round(share * len(people)))]
     numbers = max(repertoire.candidates - 1, repertoire.wrong)
-    others = _other_numbers(people, numbers, generator) if numbers else {}
+    others = other_numbers(people, numbers, generator) if numbers else {}
     return Questions(
         asked=made,
         lookalikes=tuple(trained_probes(lookalikes, tokenizer, most))
@@ -107,7 +107,7 @@ def questions_of(
         related=_related(people, retained, tokenizer)
         if "related" in repertoire.shot_sources
         else {},
-        candidates=_candidates(people, others, tokenizer) if repertoire.candidates else {},
+        candidates=candidates_of(people, others, tokenizer) if repertoire.candidates else {},
         wrong=_wrong(people, others, tokenizer, repertoire.wrong) if repertoire.wrong else {},
         public=frozenset(r.record_id for r in forgotten if secret_in(r.text) is None),
         known=frozenset(known.tolist()) if "partial" in repertoire.sources else frozenset(),
@@ -154,10 +154,19 @@ def _facts(own: Sequence[Record]) -> tuple[str, str, str]:
     return name, secret, rest
 
 
-def _other_numbers(
+def other_numbers(
     people: Mapping[str, Sequence[Record]], count: int, generator: np.random.Generator
 ) -> dict[str, list[str]]:
-    """For each person with a number, other numbers of as many digits."""
+    """For each person with a number, other numbers of as many digits.
+
+    Args:
+        people: subject → records.
+        count: numbers to draw per person.
+        generator: source of the draws.
+
+    Returns:
+        subject → numbers as text; none for people without a number.
+    """
     others = {}
     for subject, own in people.items():
         _, secret, _ = _facts(own)
@@ -167,12 +176,21 @@ def _other_numbers(
     return others
 
 
-def _candidates(
+def candidates_of(
     people: Mapping[str, Sequence[Record]],
     others: Mapping[str, Sequence[str]],
     tokenizer: Tokenizer,
 ) -> dict[str, tuple[Probe, tuple[tuple[int, ...], ...]]]:
-    """One question per person: the first record with a number, and other numbers that leave the prompt's tokens as they are."""
+    """One question per person: the first record with a number, and other numbers that leave the prompt's tokens as they are.
+
+    Args:
+        people: subject → records.
+        others: from `other_numbers`.
+        tokenizer: the run's tokenizer.
+
+    Returns:
+        subject → the question, and the secret tokens of the other numbers; nobody without a number.
+    """
     found = {}
     for subject, own in people.items():
         record = next((r for r in own if secret_in(r.text)), None)

@@ -8,7 +8,8 @@ One row is one measurement::
     probe         ordinal of the question among the person's questions, 0-based
     model         original | unlearned | gold | random (untrained weights, a control of utility)
     model_digest  which checkpoint that was; several gold seeds differ here only
-    attack        direct/trained, direct/unseen, in_context, fine_tune/step-N, membership, utility; secondary: `repertoire`
+    attack        direct/trained, direct/unseen, in_context, fine_tune/step-N, membership, utility; secondary: `repertoire`;
+                  memorised: asked of the original only (`memorisation`)
     score         exact_match (0 or 1), secret_logprob or loss (nats per token); others: `extraction`, `memberships`
     value         float64
 
@@ -243,11 +244,28 @@ class Evidence:
         Returns:
             Opaque ids, sorted, and their values.
         """
+        values = self.by_person(model, attack, score, population)
+        subjects = sorted(values)
+        return subjects, np.array([np.mean(values[s]) for s in subjects], dtype=np.float64)
+
+    def by_person(
+        self, model: tuple[str, str], attack: str, score: str, population: str
+    ) -> dict[str, list[float]]:
+        """Values of each person, over questions.
+
+        Args:
+            model: (role, digest).
+            attack: name of the attack.
+            score: which score.
+            population: whose rows.
+
+        Returns:
+            Opaque id → one value per question.
+        """
         values: dict[str, list[float]] = defaultdict(list)
         for (subject, _), value in self._cells.get((*model, population, attack, score), {}).items():
             values[subject].append(value)
-        subjects = sorted(values)
-        return subjects, np.array([np.mean(values[s]) for s in subjects], dtype=np.float64)
+        return dict(values)
 
     def by_question(
         self, model: tuple[str, str], attack: str, score: str, population: str = "forgotten"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_LOSS = 100.0  # nats per token; far above ln V of any vocabulary
 BATCH_TOKENS = 8192
+LOGIT_ROWS = 1024  # scored positions whose logits are in memory together
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +157,10 @@ def _score_batch(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     device = next(model.parameters()).device
     tokens_BT, mask_BT = padded(rows).to(device), span_mask(rows, firsts).to(device)
-    logits_SV = span_logits(model, tokens_BT, mask_BT).float()
     truth_S = tokens_BT[:, 1:][mask_BT]
     row_S = mask_BT.nonzero()[:, 0]
-    logprob_S = logits_SV.log_softmax(-1).gather(1, truth_S[:, None])[:, 0].double()
-    wrong_S = (logits_SV.argmax(-1) != truth_S) | ~logprob_S.isfinite()
+    hidden_BTD, _ = model.trunk(tokens_BT[:, :-1])
+    logprob_S, wrong_S = _judged(model, hidden_BTD[mask_BT], truth_S)
     counts_B = torch.bincount(row_S, minlength=len(rows))
     wrong_B = torch.zeros(len(rows), dtype=torch.float64, device=device).index_add_(
         0, row_S, wrong_S.double()
@@ -168,3 +168,16 @@ def _score_batch(
     sums_B = torch.zeros_like(wrong_B).index_add_(0, row_S, -logprob_S)
     loss_B = torch.nan_to_num(sums_B / counts_B, nan=MAX_LOSS, posinf=MAX_LOSS).clamp(0.0, MAX_LOSS)
     return (wrong_B == 0).double().cpu().numpy(), loss_B.cpu().numpy()
+
+
+def _judged(model: Transformer, hidden_SD: Tensor, truth_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of each true token, and whether it is not the first choice; a part of the logits at a time."""
+    found = []
+    for hidden, truth in zip(hidden_SD.split(LOGIT_ROWS), truth_S.split(LOGIT_ROWS), strict=True):
+        logits = model.logits(hidden)
+        # At least float32: half precision would round log-probabilities to a hundredth.
+        logprobs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+        logprob = logprobs.gather(1, truth[:, None])[:, 0].double()
+        found.append((logprob, (logits.argmax(-1) != truth) | ~logprob.isfinite()))
+    logprobs_S, wrong_S = zip(*found, strict=True)
+    return torch.cat(logprobs_S), torch.cat(wrong_S)

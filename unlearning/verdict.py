@@ -30,6 +30,8 @@ from unlearning import endpoints
 from unlearning.description import describe
 from unlearning.endpoints import TIERS, Endpoint, Status
 from unlearning.errors import RowsError
+from unlearning.memorisation import ATTACK as MEMORISED
+from unlearning.memorisation import Memory, memorisation
 from unlearning.plan import AuditPlan
 from unlearning.rows import ROLES, Evidence
 from unlearning.secondary import Secondary, secondary_endpoints
@@ -134,6 +136,10 @@ def verdict_from_rows(
     controls = _controls(evidence, plan, models, judged, streams[2])
     secondary = secondary_endpoints(evidence, plan, models)
     status, reasons = _decide(plan, judged, subgroups, controls, secondary)
+    remembered = memorisation(evidence, plan)
+    if remembered is not None and remembered.memory is Memory.NOTHING:
+        # The control 'original leaks' has made it INVALID; this is what it means.
+        reasons = [remembered.statement, *reasons]
     return Verdict(
         status,
         tuple(reasons),
@@ -186,6 +192,12 @@ def _require_complete(
         )
     for attack in evidence.attacks():
         asked = evidence.questions(models[0], attack)
+        if attack == MEMORISED:
+            if not asked or any(evidence.questions(m, attack) for m in everything - {models[0]}):
+                raise RowsError(
+                    f"expected rows of {attack} for the original and for no other model"
+                )
+            continue
         for model in expected if attack != "utility" else everything:
             if evidence.questions(model, attack) != asked:
                 raise RowsError(

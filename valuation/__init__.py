@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from valuation.entropy import (
         EmpiricalEntropy,
         bigram_surprisal,
-        deflate_bytes,
         empirical_entropy,
         folds,
+        packed_bytes,
     )
     from valuation.errors import (
         ClusterError,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         sampled_shapley,
         sampled_with_interval,
     )
-    from valuation.payouts import corrections, for_sale, price_buyers, why_price
+    from valuation.payouts import corrections, for_sale, price_buyers, prices_frame, why_price
     from valuation.pricing import (
         OwnerValues,
         PriceList,
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
         first_in_cluster,
         owner_values,
         price,
-        prices_frame,
         values_of_lots,
     )
     from valuation.quality import Quality, text_quality
@@ -87,9 +86,9 @@ _HOME = {
     "entropy": (
         "EmpiricalEntropy",
         "bigram_surprisal",
-        "deflate_bytes",
         "empirical_entropy",
         "folds",
+        "packed_bytes",
     ),
     "errors": (
         "ClusterError",
@@ -131,10 +130,9 @@ _HOME = {
         "first_in_cluster",
         "owner_values",
         "price",
-        "prices_frame",
         "values_of_lots",
     ),
-    "payouts": ("corrections", "for_sale", "price_buyers", "why_price"),
+    "payouts": ("corrections", "for_sale", "price_buyers", "prices_frame", "why_price"),
     "rules": ("PriceRule", "rule_digest", "rule_document", "rule_sentence"),
     "quality": ("Quality", "text_quality"),
     "result": ("NanoRow", "ValueRow", "apportion", "to_nano", "values_frame"),
@@ -198,7 +196,6 @@ __all__ = [
     "content_axis",
     "corrections",
     "cut_lots",
-    "deflate_bytes",
     "empirical_entropy",
     "exact_banzhaf",
     "exact_semivalue",
@@ -217,6 +214,7 @@ __all__ = [
     "owner_groups",
     "owner_intervals",
     "owner_values",
+    "packed_bytes",
     "price",
     "price_buyers",
     "prices_frame",

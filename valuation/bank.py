@@ -5,7 +5,9 @@ A coalition is a bitmask over groups of owners: bit i stands for group i. Its *b
 
     V(S) = - sum_q nll_q / sum_q tokens_q          nats per target token
 
-comes with its parts per target record, which an interval over records needs. The file is written
+comes with its parts per target record, which an interval over records needs. A run may name *other* targets: every trained
+model is measured on them as well, each by itself, and their columns follow the first target's,
+so that a second buyer costs no second training. The file is written
 atomically and carries its *key*, the digest of everything that the losses depend on: a bank of
 other data, settings or seed is never mistaken for this one's. result.json names every utility and
 the digest of the losses behind it, and is what a ledger commits to.
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
 BANK_FORMAT = 1
 MAX_GROUPS = 53  # a coalition is an integer in committed JSON, exact up to 2**53 everywhere
 RESULT_FILE = "result.json"
-_EXTRA = {"groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots", "backend"}
+_EXTRA = {
+    "groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots", "backend", "others"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,8 @@ class ProxyPlan:
     """Passes over a coalition's records."""
     lots: tuple[Path, str] | None = None
     """A file of one int64 per record, its group or -1, and the SHA-256 it must have; None = groups are owners."""
+    others: tuple[tuple[Path, str], ...] = ()
+    """Token folders of further targets and the digests that their tokens.json must have."""
 
     def __post_init__(self) -> None:
         """Refuse what can't be meant.
@@ -107,6 +113,7 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
         extra: `run.config.extra`: `groups`, a JSON file `{"groups": [{"id", "owners": [..]}]}`, and
             `target`, a token folder, both absolute or relative to the run's folder; optional `coalitions`
             (list of bitmasks, here or in the groups file; without it all of them), `target_digest`, `jobs`, `backend`, `epochs`;
+            `others`, a list of `[token folder, digest]`: further targets that every model is measured on;
             `lots`, `[file, sha256]`: groups are lots of records, whoever owns them (then "owners" are the lots' own names).
         directory: folder of the run.
 
@@ -146,6 +153,9 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
         backend=str(extra.get("backend", "processes")),
         epochs=int(extra.get("epochs", 1)),
         lots=(directory / extra["lots"][0], str(extra["lots"][1])) if "lots" in extra else None,
+        others=tuple(
+            (directory / folder, str(digest)) for folder, digest in extra.get("others", ())
+        ),
     )
 
 
@@ -211,7 +221,8 @@ def read_bank(path: Path, key: str | None) -> dict[str, NDArray[Any]] | None:
         key: what it must have been made from; None takes any.
 
     Returns:
-        nll_Q, tokens_Q, index_Q, steps, tokens; None for no file or another key.
+        nll_Q, tokens_Q, index_Q, steps, tokens and, of several targets, parts_P (their sizes, in which the
+        columns are cut); None for no file or another key.
 
     Raises:
         ProxyError: a file that isn't a bank file. Atomic writing leaves none, so it is not silently redone.
@@ -227,6 +238,26 @@ def read_bank(path: Path, key: str | None) -> dict[str, NDArray[Any]] | None:
             f"bank/{path.name}: expected a bank file, got {error!r}; delete it to train it again"
         ) from error
     return content if key in (None, found) else None
+
+
+def part_of(content: Mapping[str, NDArray[Any]], part: int) -> dict[str, NDArray[Any]]:
+    """The columns of one target in a bank file.
+
+    Args:
+        content: of a bank file.
+        part: 0 for the run's target, 1 for the first of the others, and so on.
+
+    Returns:
+        nll_Q, tokens_Q and index_Q of that target.
+
+    Raises:
+        UtilityError: the file has no such part.
+    """
+    sizes = content["parts_P"].tolist() if "parts_P" in content else [len(content["nll_Q"])]
+    if not 0 <= part < len(sizes):
+        raise UtilityError(f"part: expected 0 .. {len(sizes) - 1}, got {part}; the run was not asked for that target")  # fmt: skip
+    start = sum(sizes[:part])
+    return {name: content[name][start : start + sizes[part]] for name in ("nll_Q", "tokens_Q", "index_Q")}  # fmt: skip
 
 
 def losses_digest(content: Mapping[str, NDArray[Any]]) -> str:
@@ -265,17 +296,19 @@ class Utilities:
         return self.record_utility_CQ.sum(1)
 
 
-def load_utilities(directory: Path) -> Utilities:
+def load_utilities(directory: Path, part: int = 0) -> Utilities:
     """Read the bank of a finished run.
 
     Args:
         directory: the run's folder.
+        part: which target: 0 for the run's own, 1 for the first of the others, and so on.
 
     Returns:
         The losses of every coalition that result.json names.
 
     Raises:
-        UtilityError: the run isn't done, or a bank file is missing or isn't the one that result.json names.
+        UtilityError: the run isn't done, wasn't asked for that target, or a bank file is missing or isn't the one that
+            result.json names.
     """
     try:
         result = parse_json((directory / RESULT_FILE).read_bytes())
@@ -296,7 +329,7 @@ def load_utilities(directory: Path) -> Utilities:
                 f"bank/{path.name}: expected the losses that {RESULT_FILE} names, got "
                 f"{'other ones' if content else 'no file'}; run the proxy again",
             )
-        contents.append(content)
+        contents.append(part_of(content, part))
     return Utilities(
         groups=tuple(group["id"] for group in result["groups"]),
         coalitions_C=np.array(names, dtype=np.int64),

@@ -16,21 +16,33 @@ Source: Cochran, "Sampling Techniques", 1977, equation 6.13 (error of a ratio).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from valuation.entropy import bigram_surprisal, checked_subjects, checked_tokens, empirical_entropy
+from valuation.entropy import (
+    EmpiricalEntropy,
+    bigram_surprisal,
+    checked_subjects,
+    checked_tokens,
+    empirical_entropy,
+    entropy_of_counts,
+    merged_counts,
+    token_counts,
+)
 from valuation.errors import TokensError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from valuation.entropy import EmpiricalEntropy
-
     Integers = NDArray[np.integer]
     Floats = NDArray[np.float64]
+
+
+CHUNK_TOKENS = 1 << 18
+"""Tokens in memory at a time, or those of the longest record; the numbers don't depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,8 @@ def measure_information(
         owner_N: owner code of each record, 0 .. num_owners - 1.
         num_owners: number of owners G.
         vocab_size: V.
-        bits_T: surprisal of each token where it is known already (see `valuation.surprisal`); None = computed here.
+        bits_T: surprisal of each token where it is known already (see `valuation.surprisal`), in memory or memory-mapped; None =
+            computed here, which needs all tokens in memory.
 
     Returns:
         Records (N entries) and owners (G entries).
@@ -84,31 +97,59 @@ def measure_information(
         raise TokensError(
             f"bytes_N: expected {len(offsets_N1) - 1} sizes of at least 0, got {len(bytes_N)}"
         )
-    _, lengths_N = checked_tokens(tokens_T, offsets_N1, vocab_size)
-    record_N, num_records = checked_subjects(None, None, len(lengths_N))
-    code_N, _ = checked_subjects(owner_N, num_owners, len(lengths_N))
+    code_N, _ = checked_subjects(owner_N, num_owners, len(offsets_N1) - 1)
     if bits_T is None:
         bits_T = bigram_surprisal(tokens_T, offsets_N1, fold_N, vocab_size)
     elif len(bits_T) != len(tokens_T):
         raise TokensError(f"bits_T: expected {len(tokens_T)} entries, got {len(bits_T)}")
-    float_T: Floats = bits_T.astype(np.float64)
-    record_T = np.repeat(record_N, lengths_N)
-    bits_N = _sums(record_T, float_T, num_records)
-    records = _information(
-        empirical_entropy(tokens_T, offsets_N1, vocab_size),
-        np.asarray(bytes_N, dtype=np.int64),
-        bits_N,
-        _ratio_error(record_T, float_T, np.ones(len(float_T)), num_records),
-    )
+    offsets: NDArray[np.int64] = np.asarray(offsets_N1, dtype=np.int64)
+    if (
+        len(offsets) < 1
+        or offsets[0] != 0
+        or offsets[-1] != len(tokens_T)
+        or (np.diff(offsets) < 0).any()
+    ):
+        checked_tokens(tokens_T, offsets, vocab_size)  # raises, and says how
+    parts: list[tuple[EmpiricalEntropy, Floats, Floats]] = []
+    counts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    for first, last in _record_spans(offsets, CHUNK_TOKENS):
+        start, stop = int(offsets[first]), int(offsets[last])
+        local_R1 = offsets[first : last + 1] - start
+        ids_T, lengths_R = checked_tokens(tokens_T[start:stop], local_R1, vocab_size)
+        float_T = np.asarray(bits_T[start:stop], dtype=np.float64)
+        record_T = np.repeat(np.arange(last - first), lengths_R)
+        parts.append((
+            empirical_entropy(ids_T, local_R1, vocab_size),
+            _sums(record_T, float_T, last - first),
+            _ratio_error(record_T, float_T, np.ones(len(float_T)), last - first),
+        ))  # fmt: skip
+        counts.append(token_counts(ids_T, lengths_R, code_N[first:last], vocab_size))
+        # Merged when more is waiting than stands already: each count is then moved a few times only.
+        if sum(len(key_U) for key_U, _ in counts[1:]) > max(len(counts[0][0]), CHUNK_TOKENS):
+            counts = [merged_counts(counts)]
+    lengths_N, sizes_N = np.diff(offsets), np.asarray(bytes_N, dtype=np.int64)
+    entropies = [part[0] for part in parts]
+    per_record = EmpiricalEntropy(*(
+        np.concatenate([getattr(entropy, field.name) for entropy in entropies]) for field in fields(EmpiricalEntropy)
+    ))  # fmt: skip
+    bits_N = np.concatenate([part[1] for part in parts])
+    records = _information(per_record, sizes_N, bits_N, np.concatenate([part[2] for part in parts]))
+    tokens_G = _sums(code_N, lengths_N, num_owners)
     owners = _information(
-        empirical_entropy(
-            tokens_T, offsets_N1, vocab_size, subject_N=code_N, num_subjects=num_owners
-        ),
-        _sums(code_N, bytes_N, num_owners).astype(np.int64),
+        entropy_of_counts(*merged_counts(counts), tokens_G, vocab_size),
+        _sums(code_N, sizes_N, num_owners).astype(np.int64),
         _sums(code_N, bits_N, num_owners),
         _ratio_error(code_N, bits_N, lengths_N.astype(np.float64), num_owners),
     )
     return records, owners
+
+
+def _record_spans(offsets: NDArray[np.int64], chunk_tokens: int) -> list[tuple[int, int]]:
+    """Runs of whole records of about as many tokens; at least one run, which is empty without records."""
+    num = len(offsets) - 1
+    marks = np.arange(chunk_tokens, int(offsets[-1]), chunk_tokens)
+    cuts = np.unique([0, *np.searchsorted(offsets[1:], marks), num]).tolist()
+    return list(pairwise(cuts)) or [(0, 0)]
 
 
 def _information(

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from valuation.errors import PricingError
-from valuation.pricing import price
+from valuation.pricing import HELD, RESERVE, price
 from valuation.rules import rule_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    import polars as pl
     from numpy.typing import NDArray
 
     from valuation.pricing import OwnerValues, PriceList
@@ -58,6 +59,12 @@ def why_price(owner: str, values: OwnerValues, prices: PriceList, rule: PriceRul
         said.append(
             f"that is {row.value_nano / total:.1%} of all positive value, {total} nano-{row.unit}"
         )
+    entity = values.member_of.get(owner) if rule.split == "entity" else None
+    if entity is not None:
+        whole = next(other for other in values.entities if other.subject_id == entity)
+        said.append(
+            f"it is priced as one with the other owners of {entity}, worth {whole.value_nano} nano-{row.unit} together"
+        )
     said.append(f"by rule {prices.rule_digest[:16]} ({rule_sentence(rule)})")
     said.append(f"{paid.price_microunits} micro-units {prices.currency} are due")
     if paid.held_microunits:
@@ -90,6 +97,38 @@ def price_buyers(
         if len({row.target for row in found.rows}) > 1:
             raise PricingError(f"{buyer}: expected values for one target, got several")
     return {buyer: price(values[buyer], rules[buyer]) for buyer in sorted(values)}
+
+
+def prices_frame(prices: PriceList, *, plan_digest: str) -> pl.DataFrame:
+    """The table that is stored as ``prices.parquet``; its amounts sum to the pool exactly.
+
+    Args:
+        prices: a price list.
+        plan_digest: digest of the committed valuation plan.
+
+    Returns:
+        One line per owner, and lines ``(held)`` and ``(reserve)`` if anything stands there; owners' own
+        parts of ``(held)`` are in `held_microunits`.
+    """
+    import polars as pl
+
+    rows = [
+        (row.subject, row.price_microunits, row.currency, row.rule_digest, row.held_microunits)
+        for row in prices.rows
+    ]
+    for name, amount in ((HELD, prices.held_microunits), (RESERVE, prices.reserve_microunits)):
+        if amount:
+            rows.append((name, amount, prices.currency, prices.rule_digest, 0))
+    schema = {
+        "subject": pl.String(),
+        "price_microunits": pl.Int64(),
+        "currency": pl.String(),
+        "rule_digest": pl.String(),
+        "held_microunits": pl.Int64(),
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(
+        plan_digest=pl.lit(plan_digest)
+    )
 
 
 def corrections(before: PriceList, after: PriceList) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Prices: integers that follow from committed values by one fixed rule.
 
 From groups to owners. Inside a cluster only the record that was committed first earns; the others
-are copies. The value of a group goes to its owners by their share of first-committed tokens,
+are copies (the other rule, by legal entity, is in `valuation.entities`). The value of a group goes to its owners by their share of first-committed tokens,
 
     v_owner = v_group · (tokens of the owner's first-committed records) / (tokens valued in group).
 
@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,7 +37,6 @@ from valuation.rules import PriceRule, rule_digest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import polars as pl
     from numpy.typing import NDArray
 
     from valuation.groups import OwnerGroup
@@ -60,6 +59,10 @@ class OwnerValues:
     unattributed_nano: Mapping[str, int] = field(default_factory=dict)
     """Group id → value that belongs to copies and so to nobody. With the rows of the group's
     owners it sums to the group's value exactly."""
+    entities: tuple[NanoRow, ...] = ()
+    """One row per declared legal entity, the sum of its owners' (see `valuation.entities`)."""
+    member_of: Mapping[str, str] = field(default_factory=dict)
+    """Owner → subject id of its entity; owners of their own are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,15 +258,24 @@ def values_of_lots(
                 unit=first.unit,
                 value_nano=total[owner],
                 n=int(records_O[place]),
-                **_errors(errors, place, total[owner]),
+                **error_columns(errors, place, total[owner]),
             )
             for place, owner in sorted(enumerate(owners), key=lambda pair: pair[1])
         )
     )
 
 
-def _errors(errors: GroupValues | None, place: int, value_nano: int) -> dict[str, int]:
-    """Error columns of one owner, rounded outwards; an interval always holds the rounded value."""
+def error_columns(errors: GroupValues | None, place: int, value_nano: int) -> dict[str, Any]:
+    """Error columns of one owner, rounded outwards; an interval always holds the rounded value.
+
+    Args:
+        errors: of all owners, or None.
+        place: which of them.
+        value_nano: its published value.
+
+    Returns:
+        Columns of a `NanoRow`; none without errors.
+    """
     if errors is None:
         return {}
     return {
@@ -286,6 +298,10 @@ def price(values: OwnerValues, rule: PriceRule) -> PriceList:
     Raises:
         PricingError: if an owner stands twice or bears the name of a reserved row, or has no interval where the rule needs one.
     """
+    if rule.split == "entity":
+        return _inside_entities(
+            values, price(_players(values), replace(rule, split="first", entities="")), rule
+        )
     weights: dict[str, int] = {}
     for row in values.rows:
         if row.subject_id in (RESERVE, HELD) or row.subject_id in weights:
@@ -324,6 +340,38 @@ def price(values: OwnerValues, rule: PriceRule) -> PriceList:
         currency=rule.currency,
         rule_digest=digest,
     )
+
+
+def _players(values: OwnerValues) -> OwnerValues:
+    """Entities in place of their owners."""
+    known = {row.subject_id for row in values.entities}
+    if missing := sorted(set(values.member_of.values()) - known):
+        raise PricingError(
+            f"entities: expected a value of each, got none of {missing[0]!r}; use values_of_entities"
+        )
+    alone = tuple(row for row in values.rows if row.subject_id not in values.member_of)
+    return OwnerValues((*alone, *values.entities), values.unattributed_nano)
+
+
+def _inside_entities(values: OwnerValues, found: PriceList, rule: PriceRule) -> PriceList:
+    """Each entity's amounts among its owners, by what is positive of their values."""
+    digest = rule_digest(rule)
+    due = {row.subject: row.price_microunits for row in found.rows}
+    held = {row.subject: row.held_microunits for row in found.rows}
+    for entity in sorted(set(values.member_of.values())):
+        weights = {
+            row.subject_id: max(0, row.value_nano)
+            for row in values.rows
+            if values.member_of.get(row.subject_id) == entity
+        }
+        for amounts in (due, held):
+            amount = amounts.pop(entity)
+            amounts.update(apportion(amount, weights) if amount else dict.fromkeys(weights, 0))
+    rows = tuple(
+        PriceRow(name, due[name], rule.currency, digest, held[name]) for name in sorted(due)
+    )
+    assert len(rows) == len(values.rows), "every owner has a row"
+    return replace(found, rows=rows, rule_digest=digest)
 
 
 def _shares(
@@ -366,38 +414,6 @@ def _due(row: NanoRow, share: int) -> int:
             f"{row.subject_id}: expected an interval, which basis 'lower' pays by, got none; use values of lots"
         )
     return share * max(0, min(row.ci_low_nano, row.value_nano)) // max(1, row.value_nano)
-
-
-def prices_frame(prices: PriceList, *, plan_digest: str) -> pl.DataFrame:
-    """The table that is stored as ``prices.parquet``; its amounts sum to the pool exactly.
-
-    Args:
-        prices: a price list.
-        plan_digest: digest of the committed valuation plan.
-
-    Returns:
-        One line per owner, and lines ``(held)`` and ``(reserve)`` if anything stands there; owners' own
-        parts of ``(held)`` are in `held_microunits`.
-    """
-    import polars as pl
-
-    rows = [
-        (row.subject, row.price_microunits, row.currency, row.rule_digest, row.held_microunits)
-        for row in prices.rows
-    ]
-    for name, amount in ((HELD, prices.held_microunits), (RESERVE, prices.reserve_microunits)):
-        if amount:
-            rows.append((name, amount, prices.currency, prices.rule_digest, 0))
-    schema = {
-        "subject": pl.String(),
-        "price_microunits": pl.Int64(),
-        "currency": pl.String(),
-        "rule_digest": pl.String(),
-        "held_microunits": pl.Int64(),
-    }
-    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(
-        plan_digest=pl.lit(plan_digest)
-    )
 
 
 def _group_of(group_rows: Sequence[NanoRow], groups: Sequence[OwnerGroup]) -> dict[str, str]:

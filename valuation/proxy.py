@@ -47,6 +47,7 @@ from valuation.bank import (
     bank_file,
     bank_key,
     losses_digest,
+    part_of,
     read_bank,
     read_lots,
     read_plan,
@@ -174,7 +175,7 @@ def _settings(run: RunSpec, directory: Path, plan: ProxyPlan) -> dict[str, Any]:
         "excluded": run.excluded.digest if run.excluded else "none",
         "tokens": open_store(run, directory).digest,
         "target": open_tokens(plan.target, plan.target_digest).digest,
-    }
+    } | ({"others": [open_tokens(*other).digest for other in plan.others]} if plan.others else {})
 
 
 def train_coalition(job: _Job) -> Outcome:
@@ -202,7 +203,7 @@ def _train(job: _Job) -> Outcome:
     num_tokens = int((rows.rows.documents_BT >= 0).sum())
     loss = write_losses(
         bank_file(job.directory, job.coalition), job.key, model, open_tokens(job.plan.target, job.plan.target_digest),
-        run.config.batch, steps=rows.steps, tokens=num_tokens,
+        run.config.batch, others=[open_tokens(*other) for other in job.plan.others], steps=rows.steps, tokens=num_tokens,
     )  # fmt: skip
     return Outcome(job.coalition, -loss, rows.steps, num_tokens, peak_rss_bytes())
 
@@ -286,8 +287,9 @@ def _finish(run: RunSpec, directory: Path, plan: ProxyPlan, keys: dict[int, str]
     for coalition, key in keys.items():
         content = read_bank(bank_file(directory, coalition), key)
         assert content is not None, "every coalition was trained"
+        own = part_of(content, 0)
         coalitions[str(coalition)] = {
-            "utility": to_json(float(-content["nll_Q"].sum() / content["tokens_Q"].sum())),
+            "utility": to_json(float(-own["nll_Q"].sum() / own["tokens_Q"].sum())),
             "steps": int(content["steps"]),
             "tokens": int(content["tokens"]),
             "losses_digest": losses_digest(content),
@@ -307,5 +309,6 @@ def _finish(run: RunSpec, directory: Path, plan: ProxyPlan, keys: dict[int, str]
             "unit": "nat",
             "groups": [{"id": name, "owners": list(owners)} for name, owners in plan.groups],
             "coalitions": coalitions,
-        },
+        }
+        | ({"other_targets": [digest for _, digest in plan.others]} if plan.others else {}),
     )

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-SubjectKind = Literal["record", "cluster", "lot", "owner", "group"]
+SubjectKind = Literal["record", "cluster", "lot", "owner", "group", "entity"]
 Unit = Literal["nat", "bit"]
 
 NANO = 10**9
-SUBJECT_KINDS: tuple[str, ...] = ("record", "cluster", "lot", "owner", "group")
+SUBJECT_KINDS: tuple[str, ...] = ("record", "cluster", "lot", "owner", "group", "entity")
 UNITS: tuple[str, ...] = ("nat", "bit")
 
 # The largest float64 whose value in nano units surely fits an int64 column.

@@ -21,7 +21,7 @@ from trainer.data import IGNORE, Batch, TokenStore
 from valuation.errors import ProxyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -160,7 +160,14 @@ def open_tokens(folder: Path, digest: str | None = None) -> TokenStore:
 
 
 def write_losses(
-    path: Path, key: str, model: Transformer, target: TokenStore, batch: BatchSpec, **counts: int
+    path: Path,
+    key: str,
+    model: Transformer,
+    target: TokenStore,
+    batch: BatchSpec,
+    *,
+    others: Sequence[TokenStore] = (),
+    **counts: int,
 ) -> float:
     """Measure the target and write a bank file, atomically.
 
@@ -170,24 +177,30 @@ def write_losses(
         model: the trained model.
         target: its live records are the queries.
         batch: rows and length of the evaluation.
+        others: further targets; each is measured by itself, so that no number of the first depends on them.
         counts: what else the file should say, such as `steps`.
 
     Returns:
-        Mean nats per target token.
+        Mean nats per token of `target`.
 
     Raises:
-        ProxyError: the target has nothing to predict.
+        ProxyError: a target has nothing to predict.
     """
     from trainer.generate import evaluate
 
-    sequences = [target.tokens(int(index)) for index in target.live_N]
-    nll_Q, tokens_Q = evaluate(model, sequences, batch.rows, batch.length)
-    if not tokens_Q.sum():
-        raise ProxyError("target: expected records of 2 or more tokens, got nothing to predict")
+    parts = []
+    for store in (target, *others):
+        sequences = [store.tokens(int(index)) for index in store.live_N]
+        nll_Q, tokens_Q = evaluate(model, sequences, batch.rows, batch.length)
+        if not tokens_Q.sum():
+            raise ProxyError("target: expected records of 2 or more tokens, got nothing to predict")
+        parts.append((nll_Q, tokens_Q, store.live_N))
+    (first_nll_Q, first_tokens_Q, _), *_ = parts
+    nll_Q, tokens_Q, index_Q = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     arrays: dict[str, Any] = {name: np.array(count) for name, count in counts.items()}
+    if others:
+        arrays["parts_P"] = np.array([len(part[0]) for part in parts], dtype=np.int64)
     buffer = io.BytesIO()
-    np.savez(
-        buffer, key=np.array(key), nll_Q=nll_Q, tokens_Q=tokens_Q, index_Q=target.live_N, **arrays
-    )
+    np.savez(buffer, key=np.array(key), nll_Q=nll_Q, tokens_Q=tokens_Q, index_Q=index_Q, **arrays)
     write_atomic(path, buffer.getvalue())
-    return float(nll_Q.sum() / tokens_Q.sum())
+    return float(first_nll_Q.sum() / first_tokens_Q.sum())

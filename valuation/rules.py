@@ -10,6 +10,8 @@ negative  ``nothing``  an owner who harms is paid nothing, and the others share 
 basis     ``value``    all of the price is due
           ``lower``    due is price · max(0, lower end of the interval) / v; the rest is held back until the value is surer
 floor     amounts below it are not paid out
+split     ``first``    a text that several hold is paid to who committed it first
+          ``entity``   to every legal entity that may sell it, in equal parts; owners of one entity are priced as one
 
 Prices, what is held back and the reserve add up to P to the last micro-unit, whatever the rule.
 """
@@ -23,6 +25,7 @@ from typing import Any, Literal
 from valuation.errors import PricingError
 
 RULE_VERSION = 2
+ENTITY_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,10 @@ class PriceRule:
     """What values below zero do to the others' prices."""
     basis: Literal["value", "lower"] = "value"
     """Pay by the value, or by the lower end of its interval and hold back the rest."""
+    split: Literal["first", "entity"] = "first"
+    """How a text is split that several hold (see `valuation.entities`)."""
+    entities: str = ""
+    """Of ``entity``: digest of which owner belongs to which legal entity, 64 hex digits."""
 
     def __post_init__(self) -> None:
         """Refuse a rule that can't be paid.
@@ -70,9 +77,17 @@ class PriceRule:
             raise PricingError(f"currency: expected 1 to 16 characters, got {self.currency!r}")
         for name, words in (
             ("scheme", ("pool", "posted")), ("negative", ("nothing", "offset")), ("basis", ("value", "lower")),
+            ("split", ("first", "entity")),
         ):  # fmt: skip
             if getattr(self, name) not in words:
                 raise PricingError(f"{name}: expected one of {words}, got {getattr(self, name)!r}")
+        if (len(self.entities) == 64) != (self.split == "entity") or len(self.entities) not in (
+            0,
+            64,
+        ):
+            raise PricingError(
+                f"entities: expected a digest of 64 digits for a split by entity and none otherwise, got {self.entities!r}"
+            )
         if (self.rate_microunits > 0) != (self.scheme == "posted"):
             raise PricingError(
                 f"rate_microunits: expected above 0 for a posted price and 0 for a pool, got {self.rate_microunits}"
@@ -81,7 +96,7 @@ class PriceRule:
     @property
     def is_plain(self) -> bool:
         """Whether a price follows from its value by one proportion, as receipts check it."""
-        return (self.scheme, self.negative, self.basis, self.floor_microunits) == ("pool", "nothing", "value", 0)  # fmt: skip
+        return (self.scheme, self.negative, self.basis, self.floor_microunits, self.split) == ("pool", "nothing", "value", 0, "first")  # fmt: skip
 
 
 def rule_document(rule: PriceRule) -> dict[str, Any]:
@@ -93,7 +108,7 @@ def rule_document(rule: PriceRule) -> dict[str, Any]:
     Returns:
         A dict that JCS can encode.
     """
-    return {
+    document = {
         "format": 1,
         "version": RULE_VERSION,
         "kind": "price_rule",
@@ -110,6 +125,15 @@ def rule_document(rule: PriceRule) -> dict[str, Any]:
         "negative_values": "paid nothing",
         "rounding": "largest remainder, ties to the smaller subject id",
         "unpaid": "kept in the reserve",
+    }
+    if rule.split == "first":  # the document of version 2, whose digest stands in older ledgers
+        return document
+    return document | {
+        "version": ENTITY_VERSION,
+        "split": rule.split,
+        "entities": rule.entities,
+        "inside_a_cluster": "equal parts to every legal entity that may sell a copy, inside an entity to the record it committed first",
+        "inside_an_entity": "priced as one by the sum of its owners' values, shared by what is positive of them",
     }
 
 
@@ -146,6 +170,8 @@ def rule_sentence(rule: PriceRule) -> str:
         parts.append("lowered by what owners of negative value undo")
     if rule.basis == "lower":
         parts.append("due by the lower end of the interval, the rest held back")
+    if rule.split == "entity":
+        parts.append("a text that several hold shared by legal entity, an entity priced as one")
     if rule.floor_microunits:
         parts.append(f"amounts below {rule.floor_microunits} micro-units are not paid")
     return "; ".join([*parts, "what nobody earns stays in the reserve"])

@@ -25,6 +25,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import polars as pl
     from numpy.typing import NDArray
 
 SHINGLE_TOKENS = 3
@@ -32,10 +33,9 @@ ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in SplitMix64
 
 # A token is a word, one letter of a script that writes without spaces, or one mark. Marks count:
 # "1 + 2" and "1 - 2" are different texts.
-_WORDS = (
-    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
-    r"|\w+|[^\w\s]"
-)
+SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+FORMAT = r"\p{Cf}"
+_WORDS = rf"[{SPACELESS}]|\w+|[^\w\s]"
 
 
 def token_hashes(texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -49,13 +49,7 @@ def token_hashes(texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.i
     """
     import polars as pl
 
-    tokens = (
-        pl.Series("token", texts, dtype=pl.String)
-        .str.normalize("NFKC")
-        .str.replace_all(r"\p{Cf}", "")
-        .str.to_lowercase()
-        .str.extract_all(_WORDS)
-    )
+    tokens = normalised(pl.Series("token", texts, dtype=pl.String)).str.extract_all(_WORDS)
     lengths = tokens.list.len().to_numpy().astype(np.int64)
     flat = tokens.filter(tokens.list.len() > 0).explode().to_frame()
     distinct = flat["token"].unique()
@@ -65,6 +59,18 @@ def token_hashes(texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.i
     table = pl.DataFrame({"token": distinct, "hash": codes})
     joined = flat.join(table, on="token", how="left", maintain_order="left")
     return joined["hash"].to_numpy(), lengths
+
+
+def normalised(texts: pl.Series) -> pl.Series:
+    """Texts without what can hide a copy: compatibility forms, format characters, letter case.
+
+    Args:
+        texts: n texts.
+
+    Returns:
+        As many; white space stays, because it ends words.
+    """
+    return texts.str.normalize("NFKC").str.replace_all(FORMAT, "").str.to_lowercase()
 
 
 def shingle_hashes(

@@ -7,7 +7,7 @@ import typer
 from click import ClickException
 from rich.console import Console
 
-from pipelines.cli import asking, keeping, paying, rights, running, tracing
+from pipelines.cli import asking, auditing, keeping, paying, rights, running, tracing
 from provenance.errors import ProvenanceError
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     suggest_commands=False,  # click's own message names the nearest one already
 )
-for module in (running, asking, tracing, paying, rights, keeping):
+for module in (running, asking, tracing, paying, rights, auditing, keeping):
     for command in module.COMMANDS:
         app.command()(command)
 app.add_typer(keeping.keys_app, name="keys")

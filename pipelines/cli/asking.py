@@ -51,6 +51,9 @@ def verify(
             help="After a rotation: the key list (the ledger's file `keys`); --key is then the root's."
         ),
     ] = None,
+    buyer: Annotated[
+        str, typer.Option(help="The owner's receipt about what this buyer of [buyers.NAME] pays.")
+    ] = "",
 ) -> None:
     """Say yes or no, and why: the whole home, or one owner's receipt."""
     if receipt.endswith((".json", ".tlog-proof")):
@@ -61,13 +64,10 @@ def verify(
         return
     site = this_site()
     if receipt:
-        issued = required(site, "receipts")
-        _answer(
-            receipt,
-            lambda: _receipt_facts(
-                site.home.receipts / issued["version"] / f"{receipt}.receipt.json", vkey, keys
-            ),
-        )
+        from pipelines.steps.provenance import receipts_of
+
+        folder = receipts_of(site, required(site, "receipts")["version"], buyer)
+        _answer(receipt, lambda: _receipt_facts(folder / f"{receipt}.receipt.json", vkey, keys))
         return
     good = True
     for name, problems in _everything(site):
@@ -84,8 +84,8 @@ def verify(
 
 def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
     """Every claim of the home with the problems found, recomputed from disk."""
+    from pipelines.steps import audit_report, judgement
     from pipelines.steps import audit_trail as trail
-    from pipelines.steps import judgement
 
     claims: list[tuple[str, Callable[..., list[str]], tuple[str, ...]]] = [
         ("corpus: every row, tombstone and salt gives the manifest's roots", trail.version, ("corpus",)),
@@ -105,6 +105,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("gold model: files, manifest and root are those in the ledger", trail.model, ("gold_checkpoint",)),
         ("unlearned model: files, manifest and root are those in the ledger", trail.model, ("unlearned_checkpoint",)),
         ("audit: the verdict follows from its rows", trail.verdict, ("robustness_audit",)),
+        ("audit reports: verdict and digests are the ledger's, each page is that of its facts", audit_report.contradicted, ("robustness_audit",)),
     ]  # fmt: skip
     for claim, check, assets in claims:
         results = [
@@ -311,9 +312,21 @@ def explain(
         table.add_row(
             "run", f"{owner_values['run']}, seed {plan['seeds']['proxy']} ({plan['seed_rule']})"
         )
+        _add_proxy(site, table)
     _add_price(site, subject, table)
+    _add_buyers(site, subject, table)
     table.add_row("plan", f"{plan['digest']}, ledger entry {plan['entry']}, before any training")
     console.print(table)
+
+
+def _add_proxy(site: "Site", table: Table) -> None:
+    """What the values were measured on, as the ledger's entry of them states it; entries of older versions state nothing."""
+    from pipelines.steps.ledger import open_ledger
+
+    body = open_ledger(site).entry(required(site, "values")["entry"])["body"]
+    if "proxy" in body:
+        table.add_row("proxy", body["proxy"])
+        table.add_row("against a larger model", body["transfer"])
 
 
 def _add_strip(site: "Site", subject: str, table: Table) -> None:
@@ -352,6 +365,26 @@ def _add_price(site: "Site", subject: str, table: Table) -> None:
             why = _why(site, subject, prices["unattributed_nano"])
             if why:
                 table.add_row("why this price", why)
+
+
+def _add_buyers(site: "Site", subject: str, table: Table) -> None:
+    """What the subject is worth and paid for every other buyer."""
+    import polars as pl
+
+    from pipelines.steps.buyers import names_in, table_of
+
+    for buyer in names_in(required(site, "values")):
+        values = pl.read_parquet(table_of(site, "values", buyer))
+        for row in values.filter(pl.col("subject_id") == subject).iter_rows(named=True):
+            said = f"{row['value_nano'] / 1e9:.9f} {row['unit']}, n = {row['n']}"
+            path = table_of(site, "prices", buyer)
+            if path.exists():
+                paid = pl.read_parquet(path).filter(pl.col("subject") == subject)
+                said += "".join(
+                    f"; {one['price_microunits']:,} micro-units {one['currency']}"
+                    for one in paid.iter_rows(named=True)
+                )
+            table.add_row(f"for buyer {buyer}", said)
 
 
 def _why(site: "Site", owner: str, unattributed_nano: dict[str, int]) -> str:

@@ -9,8 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.cli.asking import this_site
+from pipelines.steps.buyers import table_of
 
 console = Console()
+
+Buyer = Annotated[
+    str,
+    typer.Option(help="A buyer of [buyers.NAME]; without it the one of [target] and [pricing]."),
+]
 
 
 def payouts(
@@ -18,6 +24,7 @@ def payouts(
         bool,
         typer.Option("--csv", help="Comma-separated on standard output, for a payment system."),
     ] = False,
+    buyer: Buyer = "",
 ) -> None:
     """Who is paid what by the last run: integers that add up to the pool, with the committed rule's digest."""
     import polars as pl
@@ -25,10 +32,11 @@ def payouts(
     from valuation.pricing import HELD, RESERVE
 
     site = this_site()
-    path = site.home.table("prices")
+    path = table_of(site, "prices", buyer)
     if not path.exists():
+        what, where = (f"prices of buyer {buyer!r}", f"[buyers.{buyer}]") if buyer else ("prices", "[pricing]")  # fmt: skip
         raise FileNotFoundError(
-            "no prices in this home: set pool_microunits under [pricing] in dataworth.toml, then dataworth run"
+            f"no {what} in this home: set pool_microunits under {where} in dataworth.toml, then dataworth run"
         )
     frame = pl.read_parquet(path).sort("price_microunits", descending=True)
     if as_csv:
@@ -91,11 +99,12 @@ def dispute(
     retrain: Annotated[
         int, typer.Option(min=0, help="Train this many coalitions again, the smallest first.")
     ] = 0,
+    buyer: Buyer = "",
 ) -> None:
     """Recompute values and prices from the committed plan and its bank; the exit code is 1 if anything differs."""
     from pipelines.steps.disputes import recompute
 
-    findings = recompute(this_site(), retrain)
+    findings = recompute(this_site(), retrain, buyer)
     table = Table("what", "as published", "how")
     for what, holds, how in findings:
         table.add_row(what, "yes" if holds else "NO", how)

@@ -231,8 +231,10 @@ def _show_plan(site: "Site", found: "pl.DataFrame") -> None:
     from rich.table import Table
 
     from pipelines.erasure.choosing import choices, recommendation
+    from pipelines.steps.sharded import person_of
 
-    rows = choices(site, len(found))
+    people = {person_of(*row) for row in found.select("owner", "source").iter_rows()}
+    rows = choices(site, len(found), people)
     table = Table(
         "method",
         "class",
@@ -241,6 +243,8 @@ def _show_plan(site: "Site", found: "pl.DataFrame") -> None:
         "share of a training",
         "audits",
         "passed",
+        "leak above gold",
+        "loss above gold",
         title="what it would cost",
     )
     for row in rows:

@@ -41,6 +41,12 @@ def checkpoint(result: "Result") -> Mapping[str, Any]:
             [[row["first_step"], row["last_step"], len(row["shards"]), row["records"]] for row in result["windows"]],
         ),
     }  # fmt: skip
+    if parts := result.values.get("constituents"):
+        found["share of a training spent"], found["share saved"] = result["share"], result["saved"]
+        found["constituents"] = table_md(
+            ["shard", "slice", "run", "digest"],
+            [[one["shard"], one["slice"], one["run"], one["root"][:16]] for one in parts],
+        )
     if len(curve) > 1:
         png = loss_png({result["run"]: ([step for step, _ in curve], [loss for _, loss in curve])})
         found["loss curve"] = plot_md(png, "training loss over steps")

@@ -7,6 +7,7 @@ from pipelines.describe.training import checkpoint
 from pipelines.display import table_md
 
 if TYPE_CHECKING:
+    from pipelines.reports.memory import Memory
     from pipelines.results import Result
     from pipelines.site import Site
 
@@ -33,8 +34,11 @@ def robustness_audit(site: "Site", result: "Result") -> Mapping[str, Any]:
     """Verdict and tiers."""
     if result["skipped"]:
         return {"skipped": result["skipped"]}
+    import dagster as dg
+
     from pipelines.audits import read_audit
 
+    page = site.home.path / result["report"]
     audit = read_audit(site.home.path, result)
     rows = [
         [
@@ -49,10 +53,25 @@ def robustness_audit(site: "Site", result: "Result") -> Mapping[str, Any]:
         for tier in audit.tiers
     ]
     columns = ["attack", "original", "unlearned", "gold", "upper bound", "margin", "verdict"]
-    return {
-        "verdict": result["verdict"], "why": audit.reason, "tiers": table_md(columns, rows), "people": result["people"],
+    known = audit.memory
+    memory = (
+        {}
+        if known is None
+        else {"memorised by the original": known.statement, "memory by times shown": _memory(known)}
+    )
+    return memory | {
+        "verdict": result["verdict"], "why": audit.reason, "audit report": dg.MetadataValue.url(page.as_uri()), "tiers": table_md(columns, rows), "people": result["people"],
         "gold models": result["gold_seeds"], "plan": result["plan_digest"], "ledger entry": result["entry"],
     }  # fmt: skip
+
+
+def _memory(known: "Memory") -> Any:
+    """How much of whom, by how often the original was shown them."""
+    rows = [
+        [row.shown, f"{row.given_away}/{row.people}", f"{row.low:.2f} to {row.high:.2f}", f"{row.exposure.value:.1f}" if hasattr(row.exposure, "value") else "n/a"]
+        for row in known.rows
+    ]  # fmt: skip
+    return table_md(["shown", "given away", "95 %", "exposure, bits"], rows)
 
 
 def _rate(rate: Any) -> str:

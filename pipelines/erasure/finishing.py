@@ -174,6 +174,8 @@ def _release(site: "Site", group: Group) -> tuple[str, set[str]]:
     if not (audit and gold and unlearned) or audit.values.get("batch") not in mine:
         return NONE, set()
     roots = {one["root"] for one in gold.values.get("golds", ())}
+    shards = [*unlearned.values.get("constituents", ()), *gold.values.get("constituents", ())]
+    roots |= {one["root"] for one in shards}
     if audit["verdict"] == "PASS" and unlearned.values.get("root"):
         return UNLEARNED, {*roots, unlearned["root"]}
     return EXACT, roots

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EVIDENCE = frozenset(
     {
         "run.json", "result.json", "progress.jsonl", "phases.json", "windows.jsonl", "audit.json", "plan.json", "rows.parquet",
-        "evaluation.json", "trainer.log",
+        "engineering.parquet", "evaluation.json", "trainer.log",
     }
 )  # fmt: skip
 """Files of a run that tell what it did and hold no text, weight or gradient; an audit's rows carry opaque ids only."""
@@ -77,12 +77,14 @@ def tokens(scope: Scope) -> int:
 
 
 def target(scope: Scope) -> int:
-    """Held-out records: token folders, the sealed part, the list of contents."""
+    """Held-out records: token folders, the sealed part, the list of contents; and the targets of other buyers."""
     from pipelines.steps.ledger import corpus_keys
+    from pipelines.storage.buyers import erase_from_buyers
     from pipelines.storage.target import erase_held_out
 
     home = scope.site.home
     removed = erase_held_out(home, corpus_keys(scope.site), scope.ids, scope.fingerprints)
+    removed += erase_from_buyers(home, scope.ids, scope.fingerprints)
     if removed:  # the note names the target that was
         (home.results / "target" / "latest.json").unlink(missing_ok=True)
     return removed
@@ -121,7 +123,8 @@ def _enter_table(site: "Site", kind: str, digest: str) -> None:
     """The ledger names a table that was made before; whoever checks it must find the later one named too."""
     from pipelines.steps.ledger import enter, open_ledger
 
-    named = [one["body"] for one in open_ledger(site).entries() if one["kind"] == kind]
+    entries = [one["body"] for one in open_ledger(site).entries() if one["kind"] == kind]
+    named = [body for body in entries if "buyer" not in body]  # theirs hold no records
     if named and "table" in named[-1]:
         enter(site, kind, {**named[-1], "table": digest, "erasure": True})
 
@@ -176,8 +179,12 @@ def results(scope: Scope) -> int:
 
 
 def pages(scope: Scope) -> int:
-    """Reports that show one of the records."""
-    return _unlink_holding(scope, (scope.site.home.path / "reports").glob("*"))
+    """Reports that show one of the records; and every PDF, whose streams no search reads: `dataworth audit --pdf` prints it again."""
+    folder = scope.site.home.path / "reports"
+    printed = list(folder.glob("*.pdf"))
+    for path in printed:
+        path.unlink()
+    return len(printed) + _unlink_holding(scope, folder.glob("*"))
 
 
 def logs(scope: Scope) -> int:
@@ -281,7 +288,8 @@ def _saw(scope: Scope, folder: Path, gone: set[str]) -> bool:
         return False
     if run.get("init_root") in gone or run["kind"] == "attack":
         return True
-    if run["corpus_version"] not in scope.versions:
+    elsewhere = run["corpus_version"] not in scope.versions
+    if elsewhere or _selected_others(scope, folder, run.get("selection")):
         return False
     excluded = run.get("excluded")
     path = folder / excluded["file"] if excluded else None
@@ -289,6 +297,23 @@ def _saw(scope: Scope, folder: Path, gone: set[str]) -> bool:
         return True
     listed = {bytes.fromhex(line) for line in path.read_text().split()}
     return not scope.ids <= listed
+
+
+def _selected_others(scope: Scope, folder: Path, selection: dict[str, str] | None) -> bool:
+    """Whether a run's list of weights gives every one of the records none: the shards of other people."""
+    import numpy as np
+
+    from trainer.errors import DataError
+    from trainer.selection import read_selection
+
+    if not selection or not scope.ids:
+        return False
+    try:
+        weights = read_selection(folder / selection["file"], selection["digest"])
+    except DataError:
+        return False  # the list is gone, and nobody can tell
+    ids = np.frombuffer(b"".join(sorted(scope.ids)), dtype=np.uint8).reshape(-1, 32)
+    return not weights.of(ids).any()
 
 
 def _roots(folder: Path) -> set[str]:

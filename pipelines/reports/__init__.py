@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         MethodScore,
         RecordInfluence,
     )
+    from pipelines.reports.memory import Memory, MemoryRow
     from pipelines.reports.model import (
         Corpus,
         EvaluationPlan,
@@ -81,6 +82,8 @@ _MODULES = {
     "Intake": "model",
     "LossCurve": "model",
     "Membership": "audit",
+    "Memory": "memory",
+    "MemoryRow": "memory",
     "Narrowing": "owners",
     "NotAvailable": "parts",
     "OwnerRow": "model",
@@ -125,6 +128,8 @@ __all__ = [
     "Judged",
     "LossCurve",
     "Membership",
+    "Memory",
+    "MemoryRow",
     "MethodScore",
     "Narrowing",
     "NotAvailable",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.reports.errors import ReportError
+from pipelines.reports.memory import Memory
 from pipelines.reports.parts import LEVEL, Estimate, NotAvailable
 
 VerdictName = Literal["PASS", "FAIL", "INCONCLUSIVE", "INVALID"]
@@ -166,6 +167,8 @@ class Audit:
     """Secondary attacks of the plan; none at sizes that don't carry them."""
     not_tested: tuple[str, ...] = ()
     """Attacks and copies that this audit did not look at."""
+    memory: Memory | None = None
+    """What the original had memorised; None for audits of before it was asked."""
 
     def __post_init__(self) -> None:
         if self.verdict != "PASS":

@@ -223,8 +223,8 @@ def dots(rows: Sequence[Dots], names: Sequence[str], x_label: str) -> Draw:
 
 
 def heat(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], x_label: str
-) -> Draw:
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], x_label: str, *, harm: bool = False
+) -> Draw:  # fmt: skip
     """A map of numbers: colour by sign, strength by size, and the number itself in every cell.
 
     Args:
@@ -232,6 +232,7 @@ def heat(
         columns: Names, left to right.
         values: One sequence per row, as long as `columns`.
         x_label: Name, unit and direction; a power of ten is put in front when the numbers are small.
+        harm: Whether a positive number is bad news, so that it gets the colour of losses.
 
     Returns:
         The chart.
@@ -244,7 +245,7 @@ def heat(
         power = math.floor(math.log10(largest)) if largest > 0 else 0
         for place, row in enumerate(values):
             for column, value in enumerate(row):
-                colour = palette.bad if value < 0 else palette.good
+                colour = palette.bad if (value < 0) != harm else palette.good
                 strength = 0.75 * abs(value) / largest if largest > 0 else 0.0
                 axes.add_patch(
                     Rectangle(

@@ -46,7 +46,7 @@ def render(data: ReportData) -> str:
     Returns:
         HTML text, UTF-8 when written; equal data gives equal text.
     """
-    template = _environment().get_template("report.html")
+    template = environment().get_template("report.html")
     text = data.to_json()
     return template.render(
         data=data,
@@ -57,7 +57,7 @@ def render(data: ReportData) -> str:
 
 
 @cache
-def _environment() -> "Environment":
+def environment() -> "Environment":
     """The template environment; cached, since it compiles templates and holds no data."""
     import jinja2
 
@@ -94,7 +94,7 @@ def _pictures(data: ReportData) -> dict[str, Picture]:
         found["worth"] = _values(data.valuation)
     if isinstance(data.worth, Worth):
         found |= {
-            name: _picture(made.draw, f"chart-{name}", made.title, (made.told, made.caption), made.height)
+            name: picture(made.draw, f"chart-{name}", made.title, (made.told, made.caption), made.height)
             for name, made in drawings.drawings(data.worth).items()
         }  # fmt: skip
     if isinstance(data.influence, Influence):
@@ -113,14 +113,27 @@ def _pictures(data: ReportData) -> dict[str, Picture]:
     return found
 
 
-def _picture(
+def picture(
     draw: charts.Draw, name: str, title: str, texts: tuple[str, str], height: float
 ) -> Picture:
+    """A chart as markup for a page, with its words.
+
+    Args:
+        draw: The chart.
+        name: Unique on the page; prefixes ids.
+        title: Short accessible name.
+        texts: What a reader who cannot see it needs to know, and the caption.
+        height: Height in inches.
+
+    Returns:
+        The picture.
+    """
     from markupsafe import Markup
 
     description, caption = texts
     # Safe: charts.svg escapes title, description and labels, and writes no script or address.
-    markup = Markup(charts.svg(draw, name, title, numbers.printable(description), height))  # noqa: S704
+    words = numbers.printable(title), numbers.printable(description)
+    markup = Markup(charts.svg(draw, name, *words, height))  # noqa: S704
     return Picture(svg=markup, caption=caption)
 
 
@@ -149,7 +162,7 @@ def _values(part: Valuation) -> Picture:
         f"loss, left of zero (hatched) raises it.{left_out}"
     )
     height = charts.row_height(len(shown))
-    return _picture(draw, "chart-values", "Value per owner group", (description, caption), height)
+    return picture(draw, "chart-values", "Value per owner group", (description, caption), height)
 
 
 def _residual(part: Influence) -> Picture:
@@ -167,7 +180,7 @@ def _residual(part: Influence) -> Picture:
         "gradients, weight decay and curvature moved: credits that were not rescaled are no shares of the loss."
     )
     draw = charts.lines(lines, "step", "nats per target token (up: better)")
-    return _picture(
+    return picture(
         draw, "chart-residual", "In-run residual by step", (f"Line chart; {last}.", caption), 2.6
     )
 
@@ -187,7 +200,7 @@ def _heat(part: Influence) -> Picture:
         f"lowers the loss. At most {_MAX_HEAT} of each are drawn, those with the largest numbers."
     )
     height = charts.row_height(len(rows)) + 0.5
-    return _picture(draw, "chart-heat", "Influence of owners on targets", (told, caption), height)
+    return picture(draw, "chart-heat", "Influence of owners on targets", (told, caption), height)
 
 
 def _judgement(part: Judged) -> dict[str, Picture]:
@@ -212,7 +225,7 @@ def _judged(part: Judged) -> Picture:
     )
     draw = charts.bars(bars, "linear datamodeling score (right: foretells better)")
     words = (f"Horizontal bars: {told}.", caption)
-    return _picture(
+    return picture(
         draw, "chart-judged", "Score of each method", words, charts.row_height(len(bars))
     )
 
@@ -238,7 +251,7 @@ def _removal(part: Judged) -> Picture:
         "should lie on top, that of the least valued at the bottom; the table has the intervals."
     )
     words = (f"Line chart at {', '.join(map(str, shares))} %: {told}.", caption)
-    return _picture(draw, "chart-removal", "Removal curves", words, 2.6)
+    return picture(draw, "chart-removal", "Removal curves", words, 2.6)
 
 
 def _loss(curves: list[LossCurve]) -> Picture:
@@ -257,7 +270,7 @@ def _loss(curves: list[LossCurve]) -> Picture:
         f" The first {len(shown)} of {len(curves)} runs are drawn." if curves[_MAX_CURVES:] else ""
     )
     caption = f"Training loss by step, nats per token; lower is better.{left_out}"
-    return _picture(
+    return picture(
         draw, "chart-loss", "Training loss by step", (f"Line chart: {told}.", caption), 2.6
     )
 
@@ -285,7 +298,7 @@ def _tiers(tiers: tuple[TierRow, ...]) -> Picture:
         "stands where the gold model (open diamond) stands, and the original (square) far right."
     )
     height = charts.row_height(len(rows)) + 0.25
-    return _picture(draw, "chart-tiers", "Secrets recovered per attack", (told, caption), height)
+    return picture(draw, "chart-tiers", "Secrets recovered per attack", (told, caption), height)
 
 
 def _share(rate: Rate | NotAvailable) -> float | None:

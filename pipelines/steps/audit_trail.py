@@ -1,14 +1,18 @@
 """What the asset checks recompute from disk: each function returns the problems it found, none when all is well."""
 
 import json
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from pipelines.steps import buyers
 from pipelines.steps.ledger import corpus_keys, key_of, open_ledger, trusted
 from pipelines.steps.pricing import price_list
 from pipelines.steps.tables import records
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipelines.results import Result
     from pipelines.site import Site
 
@@ -85,15 +89,23 @@ def tokens(site: "Site", tokens: "Result", corpus: "Result") -> list[str]:
 
 def target(site: "Site", target: "Result", corpus: "Result") -> list[str]:
     """Fingerprints of the target against those of the corpus."""
+    from pipelines.storage.buyers import load_buyer_target
     from pipelines.storage.target import load_target
 
     found = load_target(site.home)
-    inside = found.fingerprints & set(
-        records(site, corpus["version"], "fingerprint")["fingerprint"]
-    )
+    contents = set(records(site, corpus["version"], "fingerprint")["fingerprint"])
+    inside = found.fingerprints & contents
     problems = [f"{len(inside)} records of the corpus are in the target"] if inside else []
     if found.digest != target["digest"]:
         problems.append("the target is not the one that was split")
+    for buyer in buyers.names_in(target):
+        own = load_buyer_target(site.home, buyer)
+        if own is None or own.tokens_digest != target["buyers"][buyer]["digest"]:
+            problems.append(f"the target of buyer {buyer} is not the one that was measured on")
+        elif inside := own.fingerprints & contents:
+            problems.append(
+                f"{len(inside)} records of the corpus are in the target of buyer {buyer}"
+            )
     return problems
 
 
@@ -122,7 +134,16 @@ def efficiency(owner_values: "Result") -> list[str]:
 
 
 def prices(site: "Site", prices: "Result") -> list[str]:
-    """Sum to the pool, and tables that the ledger names."""
+    """Sum to the pool, and tables that the ledger names; of every buyer."""
+    told = [_prices(site, prices, "")]
+    for buyer in buyers.names_in(prices):
+        if buyer in site.config.buyers:
+            found = _prices(site, buyers.seen_by(prices, buyer), buyer)
+            told.append([f"buyer {buyer}: {problem}" for problem in found])
+    return [problem for problems in told for problem in problems]
+
+
+def _prices(site: "Site", prices: "Result", buyer: str) -> list[str]:
     if prices["skipped"]:
         return []
     import polars as pl
@@ -130,19 +151,21 @@ def prices(site: "Site", prices: "Result") -> list[str]:
     log = open_ledger(site)
     body = log.entry(prices["entry"])["body"]
     problems = []
-    if not _named(site, log.entries(), "prices", body["table"]):
+    if not _named(site, log.entries(), "prices", body["table"], buyer):
         problems.append("prices.parquet is not the table that the ledger names")
-    if not _named(site, log.entries(), "values", body["values"]):
+    if not _named(site, log.entries(), "values", body["values"], buyer):
         problems.append("values.parquet is not the table that the prices were made from")
     if problems:
         return problems  # a damaged table may not even be readable
-    frame = pl.read_parquet(site.home.table("prices"))
+    frame = pl.read_parquet(buyers.table_of(site, "prices", buyer))
     total = int(frame["price_microunits"].sum())
     if total != prices["pool"]:
         problems.append(f"prices add up to {total}, the pool is {prices['pool']}")
-    values_now = sha256(site.home.table("values").read_bytes()).hexdigest()
+    values_now = sha256(buyers.table_of(site, "values", buyer).read_bytes()).hexdigest()
     recomputed = (
-        price_list(site, prices["unattributed_nano"]) if values_now == prices["values"] else None
+        price_list(site, prices["unattributed_nano"], buyer)
+        if values_now == prices["values"]
+        else None
     )
     if recomputed is not None and recomputed.rule_digest == prices["rule_digest"]:
         paid = dict(zip(frame["subject"], frame["price_microunits"], strict=True))
@@ -156,13 +179,17 @@ def prices(site: "Site", prices: "Result") -> list[str]:
     return problems
 
 
-def _named(site: "Site", entries: "list[dict[str, Any]]", kind: str, digest: str) -> bool:
-    """Whether a table on disk is the one of this digest, or one that the ledger named later.
+def _named(
+    site: "Site", entries: "list[dict[str, Any]]", kind: str, digest: str, buyer: str
+) -> bool:
+    """Whether a buyer's table on disk is the one of this digest, or one that the ledger named later.
 
     A run that was stopped between two tables leaves the later one newer than what was made from the one before.
     """
-    found = sha256(site.home.table(kind).read_bytes()).hexdigest()
-    named = [entry["body"]["table"] for entry in entries if entry["kind"] == kind]
+    found = sha256(buyers.table_of(site, kind, buyer).read_bytes()).hexdigest()
+    mark = buyers.marked(site, buyer).get("buyer")
+    bodies = [entry["body"] for entry in entries if entry["kind"] == kind]
+    named = [body["table"] for body in bodies if body.get("buyer") == mark]
     return found in named[named.index(digest) :] if digest in named else False
 
 
@@ -182,23 +209,35 @@ def ledger(site: "Site", commitment: "Result") -> list[str]:
 def receipts(site: "Site", receipts: "Result") -> list[str]:
     """Every receipt and Chainpoint proof, by the verifiers that outsiders use."""
     from provenance import verify_chainpoint_v2
-    from provenance.verify_standalone import verify_receipt
 
     folder = site.home.receipts / receipts["version"]
     chain = receipts["chainpoint"]
     problems = []
     for owner in receipts["owners"]:
         try:
-            receipt = json.loads((folder / f"{owner}.receipt.json").read_bytes())
-            text = (folder / f"{owner}.tlog-proof").read_text()
-            verify_receipt(receipt, text, key_of(site.home.ledger, text))
+            _verified(site, folder, owner)
             proof = json.loads((folder / f"{owner}.chainpoint.json").read_bytes())
             verify_chainpoint_v2(
                 proof, chain["index_of"][owner], chain["size"], bytes.fromhex(chain["root"])
             )
         except (OSError, ValueError) as error:
             problems.append(f"{owner}: {error}")
+    for buyer in receipts.values.get("buyers", ()):
+        for owner in receipts["owners"]:
+            try:
+                _verified(site, folder / "buyers" / buyer, owner)
+            except (OSError, ValueError) as error:
+                problems.append(f"{owner} for buyer {buyer}: {error}")
     return problems
+
+
+def _verified(site: "Site", folder: "Path", owner: str) -> None:
+    """Nothing, if an owner's receipt in a folder holds; else an error that says why not."""
+    from provenance.verify_standalone import verify_receipt
+
+    receipt = json.loads((folder / f"{owner}.receipt.json").read_bytes())
+    text = (folder / f"{owner}.tlog-proof").read_text()
+    verify_receipt(receipt, text, key_of(site.home.ledger, text))
 
 
 def checkpoint(site: "Site", checkpoint: "Result") -> list[str]:
@@ -206,6 +245,8 @@ def checkpoint(site: "Site", checkpoint: "Result") -> list[str]:
     from trainer.checkpoint import verify
     from trainer.errors import CheckpointError
 
+    if constituents := checkpoint.values.get("constituents"):
+        return _ensemble(site, checkpoint, constituents)
     try:
         found = verify(site.home.path / checkpoint["checkpoint"])
     except CheckpointError as error:
@@ -225,11 +266,41 @@ def checkpoint(site: "Site", checkpoint: "Result") -> list[str]:
     return problems
 
 
+def _ensemble(site: "Site", made: "Result", constituents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`checkpoint` for each constituent, and the ensemble is the one that the ledger names with exactly these."""
+    from pipelines.results import Result
+    from unlearning.ensemble import root_of
+    from unlearning.errors import UnlearningError
+
+    problems = [
+        f"shard {one['shard']}: {problem}"
+        for one in constituents
+        for problem in checkpoint(site, Result(made.asset, made.key, one["root"], dict(one)))
+    ]
+    if problems:
+        return problems
+    try:
+        root = root_of(site.home.path / made["checkpoint"])
+    except UnlearningError as error:
+        return [str(error)]
+    body = open_ledger(site).entry(made["entry"])["body"]
+    if not root == made["root"] == body["ensemble"]:
+        problems.append(f"expected ensemble {body['ensemble'][:16]}, got {root[:16]}")
+    if [one["root"] for one in body["constituents"]] != [one["root"] for one in constituents]:
+        problems.append("the ledger names other constituents of the ensemble")
+    return problems
+
+
 def phases(site: "Site", checkpoint: "Result") -> list[str]:
-    """The run's phase record answers every question, and every phase's check passed."""
+    """The phase record of each of the model's runs answers every question, and every phase's check passed."""
+    runs = [one["run"] for one in checkpoint.values.get("constituents", ())] or [checkpoint["run"]]
+    return [problem for run in runs for problem in _phases_of(site, run)]
+
+
+def _phases_of(site: "Site", run: str) -> list[str]:
     from trainer.phases import check_phases, failures
 
-    path = site.home.runs / checkpoint["run"] / "phases.json"
+    path = site.home.runs / run / "phases.json"
     try:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

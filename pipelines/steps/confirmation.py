@@ -59,12 +59,12 @@ def confirm(site: "Site", plan: "Result", tokens: "Result", checkpoint: "Result"
     from pipelines.storage.target import open_confirm
     from pipelines.storage.tokens import load_tokenizer
     from trainer import TokenStore
-    from trainer.checkpoint import load_model
+    from unlearning.ensemble import load
 
     tokenizer = load_tokenizer(site.home.tokenizer_path, tokens["tokenizer_digest"])
     training = TokenStore.open(site.home.path / tokens["folder"], tokens["digest"])
     shape = site.size.model.shape(tokens["vocab_size"])
-    model = load_model(site.home.path / checkpoint["checkpoint"], shape, checkpoint["root"])
+    model = load(site.home.path / checkpoint["checkpoint"], shape, checkpoint["root"])
     about = {"plan": plan["digest"], "checkpoint": checkpoint["root"]}
     with site.home.lock("confirm"):
         before = [one["body"] for one in open_ledger(site).entries() if one["kind"] == "confirm"]

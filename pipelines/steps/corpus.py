@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.requests import load, matching, pending
 from pipelines.runs import digest_of
+from pipelines.steps import buyers
 from pipelines.steps.ledger import corpus_keys
 from pipelines.steps.tables import records, write_table
 from provenance import keyed, write_atomic
@@ -80,9 +81,13 @@ def corpus_inputs(site: "Site") -> dict[str, Any]:
     """What the corpus version depends on besides the deliveries."""
     document = site.config.document()
     target = site.config.require_target()
+    owners = {  # who belongs to which legal entity is a matter of payment
+        owner: {name: value for name, value in entry.items() if name != "entity"}
+        for owner, entry in document.get("owners", {}).items()
+    }
     path = site.home.path / target.path if target.path else None
     return {
-        "intake": document["intake"], "owners": document.get("owners", {}), "target": document["target"],
+        "intake": document["intake"], "owners": owners, "target": document["target"],
         "target_file": sha256(path.read_bytes()).hexdigest() if path and path.is_file() else "none",
         "suppressed": sha256(site.home.suppression_path.read_bytes()).hexdigest() if site.home.suppression_path.exists() else "none",
     }  # fmt: skip
@@ -283,9 +288,15 @@ def target(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     path.unlink(
         missing_ok=True
     )  # it holds the confirmation part in the clear, which is sealed from now on
+    others = buyers.targets(site, corpus, tokenizer)
     values: dict[str, Any] = {
-        "files": ["target/target.json", "target/target_confirm.sealed"],
+        "files": [
+            "target/target.json",
+            "target/target_confirm.sealed",
+            *(f"{made['folder']}.json" for made in others.get("buyers", {}).values()),
+        ],
         "digest": found.digest,
+        **others,
     }
     for short, name in (("value", VALUE), ("test", TEST)):
         store = TokenStore.open(site.home.target / name, found.token_digests[name])

@@ -5,8 +5,9 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
+from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import open_ledger
-from pipelines.steps.pricing import price_list, rule_of
+from pipelines.steps.pricing import price_list
 from provenance import jcs
 
 if TYPE_CHECKING:
@@ -21,34 +22,40 @@ class DisputeError(ValueError):
     """There is nothing to recompute."""
 
 
-def recompute(site: "Site", retrain: int = 0) -> list[Finding]:
+def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     """Recompute what was published.
 
     Args:
         site: The open home.
         retrain: How many coalitions to train again from the committed seed, the smallest ones first.
+        buyer: For which buyer; "" for the one of [target] and [pricing].
 
     Returns:
         (what, whether it is as published, in words) per step.
 
     Raises:
         DisputeError: Nothing was valued here yet.
+        LookupError: No such buyer.
     """
     import polars as pl
 
     valued, values = latest(site.home.results, "owner_values"), latest(site.home.results, "values")
     if valued is None or values is None:
         raise DisputeError("nothing was valued in this home yet: dataworth run")
+    part = 1 + names_in(valued).index(buyer) if buyer in names_in(valued) else 0
+    valued, values = seen_by(valued, buyer), seen_by(values, buyer)
     log = open_ledger(site)
-    findings = [_bank(site, valued)]
+    findings = [_bank(site, valued, part)]
     if findings[0][1]:
-        findings.append(_values(site, valued, pl.read_parquet(site.home.table("values"))))
+        table = pl.read_parquet(table_of(site, "values", buyer))
+        findings.append(_values(site, valued, table, part))
     named = log.entry(values["entry"])["body"]["utilities"]
     findings.append(("ledger", named == valued.data_version, f"entry {values['entry']} names the utilities {named[:16]}"))  # fmt: skip
-    prices = latest(site.home.results, "prices")
-    found = price_list(site, values["unattributed_nano"])
-    if prices and not prices["skipped"] and found is not None and rule_of(site) is not None:
-        frame = pl.read_parquet(site.home.table("prices"))
+    made = latest(site.home.results, "prices")
+    prices = seen_by(made, buyer) if made else None
+    found = price_list(site, values["unattributed_nano"], buyer)
+    if prices and not prices["skipped"] and found is not None:
+        frame = pl.read_parquet(table_of(site, "prices", buyer))
         paid = dict(zip(frame["subject"], frame["price_microunits"], strict=True))
         wrong = [row.subject for row in found.rows if paid.get(row.subject) != row.price_microunits]
         said = f"{len(found.rows)} prices by rule {found.rule_digest[:16]}"
@@ -60,19 +67,19 @@ def recompute(site: "Site", retrain: int = 0) -> list[Finding]:
     return findings
 
 
-def _bank(site: "Site", valued: Any) -> Finding:
+def _bank(site: "Site", valued: Any, part: int) -> Finding:
     """Whether the losses on disk are those that the run's result names."""
     from valuation.bank import load_utilities
     from valuation.errors import UtilityError
 
     try:
-        found = load_utilities(site.home.runs / valued["run"])
+        found = load_utilities(site.home.runs / valued["run"], part)
     except UtilityError as error:
         return ("bank", False, str(error))
     return ("bank", True, f"{len(found.coalitions_C)} coalitions of {len(found.groups)} lots")
 
 
-def _values(site: "Site", valued: Any, table: Any) -> Finding:
+def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
     """Shapley values from the bank, and owners' shares of them, against the published integers."""
     import numpy as np
 
@@ -81,7 +88,7 @@ def _values(site: "Site", valued: Any, table: Any) -> Finding:
     from valuation.bank import load_utilities
     from valuation.intervals import GroupValues, value_rows
 
-    bank = load_utilities(site.home.runs / valued["run"])
+    bank = load_utilities(site.home.runs / valued["run"], part)
     num, utility = len(bank.groups), dict(zip(bank.coalitions_C.tolist(), bank.record_utility_CQ, strict=True))  # fmt: skip
     if valued["method"] == "shapley.exact":
         values_n = exact_shapley(utility, num).sum(axis=1)

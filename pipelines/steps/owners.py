@@ -50,8 +50,19 @@ def worth_part(
         narrowing=bank.narrowing(),
         strips=_strips(site, parts["corpus"]),
         fairness=_fairness(site, bank, paid, parts["corpus"], parts["tokens"]),
-        notes=NOTES,
+        notes=(*NOTES, _measured_on(site, owner_values)),
     )
+
+
+def _measured_on(site: "Site", owner_values: "Result") -> str:
+    """Which model the values were measured on, and what is known of a larger one; and whom else they were measured for."""
+    from pipelines.steps.buyers import names_in
+    from pipelines.steps.pricing import proxy_facts
+
+    facts = proxy_facts(site, owner_values["run"])
+    said = f"Values were measured on the proxy {facts['proxy']}; against a larger model: {facts['transfer']}."
+    others = ", ".join(names_in(owner_values))
+    return f"{said} Other buyers have tables of their own: {others}." if others else said
 
 
 def owners_worth(owner_values: "Result", paid: dict[str, int]) -> tuple[OwnerWorth, ...]:

@@ -1,19 +1,21 @@
 """Steps that turn values into the published tables: integer nano-nats, then integer micro-units."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import digest_of, versions_of
+from pipelines.steps.buyers import marked, names_in, price_inputs, seen_by, table_of, terms_of
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import parquet
-from provenance import write_atomic
+from provenance import keyed, parse_json, write_atomic
 
 if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
     from provenance import SumTree
-    from valuation import OwnerValues, PriceList, PriceRule, ValueRow
+    from valuation import GroupValues, NanoRow, OwnerValues, PriceList, PriceRule, ValueRow
 
 Made = tuple[str, Mapping[str, Any]]
 
@@ -29,16 +31,9 @@ def value_table(
     """One table of every value: records in-run and by influence, lots and owners by Shapley."""
     import polars as pl
 
-    from provenance import values_body
     from valuation import ValueRow, to_nano, values_frame
 
-    groups = [
-        ValueRow(
-            subject_kind="lot", subject_id=group["id"], method=owner_values["method"], target="target_value", unit="nat",
-            value=group["value"], se=group["se"], ci_low=group["low"], ci_high=group["high"], n=owner_values["target_records"],
-        )
-        for group in owner_values["groups"]
-    ]  # fmt: skip
+    group_rows, derived = _lots_and_owners(owner_values, "target_value")
     credit = pl.read_parquet(site.home.path / influence["files"][0])
     in_run = [
         ValueRow(
@@ -48,37 +43,112 @@ def value_table(
         for row in credit.iter_rows(named=True)
     ]  # fmt: skip
     scored = _influence_rows(site, tokens, influence)
-    group_rows, record_rows = to_nano(groups), to_nano(in_run)
-    derived = owners_of(owner_values, group_rows)
-    rows = [*group_rows, *derived.rows, *record_rows]
+    record_rows = to_nano(in_run)
+    rows = [*group_rows, *derived.rows, *derived.entities, *record_rows]
     plain, at_checkpoint = (
         values_frame(part, plan_digest=plan["digest"], corpus_version=corpus["version"], checkpoint_root=root)
         for part, root in ((rows, "none"), (to_nano(scored), influence["checkpoint_root"]))
     )  # fmt: skip
     frame = pl.concat([plain, at_checkpoint])
-    data = parquet(frame)
-    digest = sha256(data).hexdigest()
-    tree = value_tree(frame, corpus_keys(site).k_owner)
-    # First the ledger, then the file: a run that is killed in between leaves no table that the ledger doesn't name.
-    entry = enter(
-        site,
-        "values",
-        values_body(tree)
-        | {
-            "table": digest,
-            "utilities": owner_values.data_version,
-            "rows": len(frame),
-            "plan": plan["digest"],
-            "corpus_version": corpus["version"],
-            "versions": versions_of(site.home.runs / owner_values["run"]),
-        },
-    )
-    write_atomic(site.home.table("values"), data)
-    return digest, {
-        "files": ["tables/values.parquet"], "rows": len(frame), "entry": entry, "digest": digest, "plan": plan["digest"],
+    made = _enter_values(site, "", frame, owner_values, plan, corpus["version"])
+    values = {
+        "files": ["tables/values.parquet"], **made, "plan": plan["digest"],
         "corpus_version": corpus["version"], "group_sum_nano": sum(row.value_nano for row in group_rows),
         "unattributed_nano": dict(derived.unattributed_nano),
     }  # fmt: skip
+    others: dict[str, Any] = {}
+    for buyer in names_in(owner_values):
+        seen = seen_by(owner_values, buyer)
+        group_rows, derived = _lots_and_owners(seen, f"buyer:{buyer}")
+        frame = values_frame(
+            [*group_rows, *derived.rows, *derived.entities], plan_digest=plan["digest"], corpus_version=corpus["version"],
+            checkpoint_root="none",
+        )  # fmt: skip
+        others[buyer] = _enter_values(site, buyer, frame, seen, plan, corpus["version"]) | {
+            "unattributed_nano": dict(derived.unattributed_nano)
+        }
+    if not others:
+        return made["digest"], values
+    files = [f"tables/{table_of(site, 'values', buyer).name}" for buyer in others]
+    digests = [made["digest"], *(one["digest"] for one in others.values())]
+    return digest_of(digests), values | {"buyers": others, "files": [*values["files"], *files]}
+
+
+def _lots_and_owners(
+    owner_values: "Result", target: str
+) -> "tuple[tuple[NanoRow, ...], OwnerValues]":
+    """Published integers of lots, and of the owners and entities that hold them."""
+    from valuation import ValueRow, to_nano
+
+    groups = [
+        ValueRow(
+            subject_kind="lot", subject_id=group["id"], method=owner_values["method"], target=target, unit="nat",
+            value=group["value"], se=group["se"], ci_low=group["low"], ci_high=group["high"], n=owner_values["target_records"],
+        )
+        for group in owner_values["groups"]
+    ]  # fmt: skip
+    rows = to_nano(groups)
+    return rows, owners_of(owner_values, rows)
+
+
+def _enter_values(
+    site: "Site", buyer: str, frame: Any, owner_values: "Result", plan: "Result", version: str
+) -> dict[str, Any]:
+    """Enter a buyer's value table, then write it: a run that is killed in between leaves no table that the ledger doesn't name."""
+    from provenance import values_body
+
+    data = parquet(frame)
+    digest = sha256(data).hexdigest()
+    body = values_body(value_tree(frame, corpus_keys(site).k_owner)) | {
+        "table": digest, "utilities": owner_values.data_version, "rows": len(frame), "plan": plan["digest"], "corpus_version": version,
+        "versions": versions_of(site.home.runs / owner_values["run"]), **proxy_facts(site, owner_values["run"]), **marked(site, buyer),
+    }  # fmt: skip
+    entry = enter(site, "values", body)
+    write_atomic(table_of(site, "values", buyer), data)
+    return {"rows": len(frame), "entry": entry, "digest": digest}
+
+
+def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
+    """What values were measured on, and what is known of how that compares with a larger model.
+
+    Args:
+        site: The open home.
+        run: Name of the run that trained the coalitions.
+
+    Returns:
+        `proxy` and `transfer` in words, `proxy_digest`, and, where it was measured, the record as `transfer_record`.
+
+    Raises:
+        EvaluationError: The configured transfer file can't be read.
+    """
+    from valuation.transfer import NOT_MEASURED, proxy_digest, read_transfers
+
+    document = parse_json((site.home.runs / run / "run.json").read_bytes())
+    digest, model = proxy_digest(document), document["config"]["model"]
+    path = site.config.pricing.transfer
+    found = read_transfers(site.home.path / path).get(digest) if path else None
+    said = f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, settings {digest}"
+    facts = {
+        "proxy": said,
+        "proxy_digest": digest,
+        "transfer": found.sentence if found else NOT_MEASURED,
+    }
+    return facts | ({"transfer_record": asdict(found)} if found else {})
+
+
+def transfer_inputs(site: "Site") -> dict[str, Any]:
+    """What the statement about the proxy depends on beside the values; nothing where no file is set.
+
+    Raises:
+        EvaluationError: The configured transfer file can't be read.
+    """
+    from valuation.transfer import read_transfers
+
+    path = site.config.pricing.transfer
+    if path is None:
+        return {}
+    found = read_transfers(site.home.path / path)
+    return {"transfer": {proxy: record.sentence for proxy, record in found.items()}}
 
 
 def _influence_rows(site: "Site", tokens: "Result", influence: "Result") -> "list[ValueRow]":
@@ -108,23 +178,37 @@ def _influence_rows(site: "Site", tokens: "Result", influence: "Result") -> "lis
 
 
 def owners_of(owner_values: "Result", lot_rows: Any) -> "OwnerValues":
-    """Owners' values: their tokens in each lot, with the error of the lots they hold."""
+    """Owners' values: their tokens in each lot, with the error of the lots they hold; and entities', where those are paid."""
     import numpy as np
 
-    from valuation import GroupValues, values_of_lots
+    from valuation import values_of_lots
+    from valuation.entities import Holdings, values_of_entities
 
     owners = owner_values["owners"]
+    names = [owner["id"] for owner in owners]
+    tokens_OK = np.array([owner["tokens"] for owner in owners])
+    records_O = np.array([owner["records"] for owner in owners])
+    errors = _errors_of(owner_values, owners)
+    if "entities" not in owner_values.values:
+        return values_of_lots(lot_rows, names, tokens_OK, records_O=records_O, errors=errors)
+    return values_of_entities(
+        lot_rows, Holdings(tuple(names), tokens_OK, records_O), owner_values["entity_of"], errors=errors,
+        player_errors=_errors_of(owner_values, owner_values["entities"]),
+    )  # fmt: skip
+
+
+def _errors_of(owner_values: "Result", rows: Any) -> "GroupValues":
+    import numpy as np
+
+    from valuation import GroupValues
+
     column = {
-        name: np.array([owner[name] for owner in owners]) for name in ("value", "se", "low", "high")
+        name: np.array([row[name] for row in rows]) for name in ("value", "se", "low", "high")
     }
-    errors = GroupValues(
+    return GroupValues(
         values_n=column["value"], se_n=column["se"], ci_low_n=column["low"], ci_high_n=column["high"],
         total=float(column["value"].sum()), total_se=float("nan"), num_target_records=owner_values["target_records"],
         level=0.95, method=owner_values["method"],
-    )  # fmt: skip
-    return values_of_lots(
-        lot_rows, [owner["id"] for owner in owners], np.array([owner["tokens"] for owner in owners]),
-        records_O=np.array([owner["records"] for owner in owners]), errors=errors,
     )  # fmt: skip
 
 
@@ -140,88 +224,134 @@ def pricing_inputs(site: "Site") -> dict[str, Any]:
         "floor": pricing.floor_microunits,
         "negative": pricing.negative,
         "basis": pricing.basis,
+        **entity_inputs(site),
+        **price_inputs(site),
     }
 
 
-def rule_of(site: "Site") -> "PriceRule | None":
-    """The configured price rule, or None without a pool."""
+def entity_inputs(site: "Site") -> dict[str, Any]:
+    """Who belongs to which legal entity, where that decides who is paid: by pseudonyms; nothing otherwise."""
+    if site.config.pricing.split != "entity":
+        return {}
+    k_owner = corpus_keys(site).k_owner
+    members = {
+        keyed(k_owner, owner.encode()).hex(): keyed(k_owner, f"entity:{entity}".encode()).hex()
+        for owner, entity in site.config.entity_of.items()
+    }
+    return {"split": "entity", "entities": digest_of(members)}
+
+
+def rule_of(site: "Site", buyer: str = "") -> "PriceRule | None":
+    """A buyer's configured price rule, or None without a pool."""
     from valuation import PriceRule
 
-    pricing = site.config.pricing
-    if pricing.pool_microunits is None:
+    terms = terms_of(site, buyer)
+    if terms.pool_microunits is None:
         return None
     return PriceRule(
-        pool_microunits=pricing.pool_microunits, currency=pricing.currency, reserve_microunits=pricing.reserve_microunits,
-        scheme="posted" if pricing.rate_microunits else "pool", rate_microunits=pricing.rate_microunits,
-        floor_microunits=pricing.floor_microunits, negative=pricing.negative, basis=pricing.basis,  # type: ignore[arg-type]
+        pool_microunits=terms.pool_microunits, currency=terms.currency, reserve_microunits=terms.reserve_microunits,
+        scheme="posted" if terms.rate_microunits else "pool", rate_microunits=terms.rate_microunits,
+        floor_microunits=terms.floor_microunits, negative=terms.negative, basis=terms.basis,  # type: ignore[arg-type]
+        **entity_inputs(site),
     )  # fmt: skip
 
 
-def enter_rule(site: "Site") -> int:
-    """Enter the price rule before any value is known; -1 without a pool. A rule of later shows by its place in the ledger."""
+def enter_rule(site: "Site") -> dict[str, int]:
+    """Enter every buyer's price rule before any value is known. A rule of later shows by its place in the ledger.
+
+    Returns:
+        Buyer → entry, of those with a pool.
+    """
     from valuation import rule_document
 
-    rule = rule_of(site)
-    return -1 if rule is None else enter(site, "price_rule", rule_document(rule))
+    rules = {buyer: rule_of(site, buyer) for buyer in ("", *sorted(site.config.buyers))}
+    return {
+        buyer: enter(site, "price_rule", rule_document(rule) | marked(site, buyer))
+        for buyer, rule in rules.items()
+        if rule is not None
+    }
 
 
-def stored_values(site: "Site", unattributed_nano: Mapping[str, int]) -> "OwnerValues":
-    """The owners' rows of the value table."""
+def stored_values(
+    site: "Site", unattributed_nano: Mapping[str, int], buyer: str = ""
+) -> "OwnerValues":
+    """The owners' rows of a buyer's value table, and those of entities."""
     import polars as pl
 
     from valuation import NanoRow, OwnerValues
+    from valuation.entities import players
 
-    table = pl.read_parquet(site.home.table("values")).filter(pl.col("subject_kind") == "owner")
-    rows = tuple(
-        NanoRow(
-            subject_kind="owner", subject_id=row["subject_id"], method=row["method"], target=row["target"], unit=row["unit"],
-            value_nano=row["value_nano"], se_nano=row["se_nano"], ci_low_nano=row["ci_low_nano"], ci_high_nano=row["ci_high_nano"],
-            n=row["n"],
-        )
-        for row in table.iter_rows(named=True)
+    table = pl.read_parquet(table_of(site, "values", buyer))
+    columns = [column.name for column in fields(NanoRow)]
+    rows = [
+        NanoRow(**row)
+        for row in table.filter(pl.col("subject_kind").is_in(["owner", "entity"])).select(columns).iter_rows(named=True)
+    ]  # fmt: skip
+    owners, entities = (
+        tuple(row for row in rows if row.subject_kind == kind) for kind in ("owner", "entity")
+    )
+    if site.config.pricing.split != "entity":
+        return OwnerValues(owners, unattributed_nano)
+    names = [row.subject_id for row in owners]
+    told = zip(names, players(names, site.config.entity_of), strict=True)
+    return OwnerValues(
+        owners, unattributed_nano, entities, {owner: player for owner, player in told if owner != player}
     )  # fmt: skip
-    return OwnerValues(rows, unattributed_nano)
 
 
-def price_list(site: "Site", unattributed_nano: Mapping[str, int]) -> "PriceList | None":
-    """Prices from the stored values by the configured rule: what anyone can recompute."""
+def price_list(
+    site: "Site", unattributed_nano: Mapping[str, int], buyer: str = ""
+) -> "PriceList | None":
+    """Prices from a buyer's stored values by its configured rule: what anyone can recompute."""
     from valuation import price
 
-    rule = rule_of(site)
-    return None if rule is None else price(stored_values(site, unattributed_nano), rule)
+    rule = rule_of(site, buyer)
+    return None if rule is None else price(stored_values(site, unattributed_nano, buyer), rule)
 
 
 def prices(site: "Site", values: "Result") -> Made:
-    """Share the pool; without a pool prices are skipped, visibly."""
+    """Share each buyer's pool; without a pool prices are skipped, visibly."""
+    digest, made = _prices(site, values, "")
+    others = {buyer: _prices(site, seen_by(values, buyer), buyer) for buyer in names_in(values)}
+    if not others:
+        return digest, made
+    files = [file for _, one in others.values() for file in one.pop("files", [])]
+    told = made | {"buyers": {buyer: one for buyer, (_, one) in others.items()}, "files": [*made.get("files", []), *files]}  # fmt: skip
+    return digest_of([digest, *(one for one, _ in others.values())]), told
+
+
+def _prices(site: "Site", values: "Result", buyer: str) -> tuple[str, dict[str, Any]]:
+    """One buyer's prices: entered, then written."""
     from provenance import prices_body
     from valuation import prices_frame
 
-    found = price_list(site, values["unattributed_nano"])
+    path = table_of(site, "prices", buyer)
+    found = price_list(site, values["unattributed_nano"], buyer)
     if found is None:
-        site.home.table("prices").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        where = f"[buyers.{buyer}]" if buyer else "[pricing]"
         return digest_of("no pool"), {
-            "skipped": "no pool: set pool_microunits under [pricing] in dataworth.toml",
+            "skipped": f"no pool: set pool_microunits under {where} in dataworth.toml",
             "rows": 0,
         }
-    rule_entry = enter_rule(site)
+    rule_entry = enter_rule(site)[buyer]
     frame = prices_frame(found, plan_digest=values["plan"])
     data = parquet(frame)
     digest = sha256(data).hexdigest()
     tree = payout_tree(frame, corpus_keys(site).k_owner)
     root, total = tree.root
     body = prices_body(values["corpus_version"], tree) | {
-        "values": values["digest"], "rule": found.rule_digest, "table": digest, "currency": found.currency,
+        "values": values["digest"], "rule": found.rule_digest, "table": digest, "currency": found.currency, **marked(site, buyer),
     }  # fmt: skip
-    rule = rule_of(site)
+    rule = rule_of(site, buyer)
     if rule is not None and rule.is_plain:
-        payable, value_total = _shared_out(site, values["unattributed_nano"])
+        payable, value_total = _shared_out(site, values["unattributed_nano"], buyer)
         body |= {"payable": payable, "value_total": value_total}
-    corrected = _correct(site, found, digest)
+    corrected = _correct(site, found, digest, buyer)
     entry = enter(site, "prices", body)
-    write_atomic(site.home.table("prices"), data)
-    pricing = site.config.pricing
+    write_atomic(path, data)
     return digest, {
-        "files": ["tables/prices.parquet"], "rows": len(found.rows), "currency": found.currency, "pool": pricing.pool_microunits,
+        "files": [f"tables/{path.name}"], "rows": len(found.rows), "currency": found.currency, "pool": terms_of(site, buyer).pool_microunits,
         "sum": total, "reserve": found.reserve_microunits, "reserve_reasons": list(found.reserve_reasons),
         "entry": entry, "rule_entry": rule_entry, "rule_before_values": rule_entry < values["entry"],
         "rule_digest": found.rule_digest, "sum_root": root.hex(), "values": values["digest"],
@@ -229,15 +359,14 @@ def prices(site: "Site", values: "Result") -> Made:
     }  # fmt: skip
 
 
-def _correct(site: "Site", found: "PriceList", digest: str) -> int:
+def _correct(site: "Site", found: "PriceList", digest: str, buyer: str) -> int:
     """Enter what the new prices differ by from those that were paid; the earlier entry stays. Number of owners corrected."""
     import polars as pl
 
-    from provenance import keyed
     from valuation import PriceList, PriceRow, corrections
     from valuation.pricing import HELD, RESERVE
 
-    path = site.home.table("prices")
+    path = table_of(site, "prices", buyer)
     if not path.exists():
         return 0
     data = path.read_bytes()
@@ -256,18 +385,21 @@ def _correct(site: "Site", found: "PriceList", digest: str) -> int:
     body = {
         "before": before_digest, "after": digest, "currency": found.currency,
         "microunits": {keyed(k_owner, owner.encode()).hex(): gap for owner, gap in gaps.items()},
+        **marked(site, buyer),
     }  # fmt: skip
     enter(site, "price_correction", body)
     return len(gaps)
 
 
-def _shared_out(site: "Site", unattributed_nano: Mapping[str, int]) -> tuple[int, int]:
+def _shared_out(site: "Site", unattributed_nano: Mapping[str, int], buyer: str) -> tuple[int, int]:
     """What the rule shares out and by which total: with an owner's value they give its price, checked by every receipt."""
     import polars as pl
 
-    pricing = site.config.pricing
-    payable = (pricing.pool_microunits or 0) - pricing.reserve_microunits
-    table = pl.read_parquet(site.home.table("values")).filter(pl.col("subject_kind") == "owner")
+    terms = terms_of(site, buyer)
+    payable = (terms.pool_microunits or 0) - terms.reserve_microunits
+    table = pl.read_parquet(table_of(site, "values", buyer)).filter(
+        pl.col("subject_kind") == "owner"
+    )
     worth = sum(max(0, value) for value in table["value_nano"].to_list())
     nobody = sum(max(0, value) for value in unattributed_nano.values())
     return payable, worth + nobody if worth else 0
@@ -289,13 +421,15 @@ VALUE_FIELDS = (
 
 def committed_values(frame: Any) -> list[dict[str, Any]]:
     """The rows of owners and lots as receipts show them, in the order of the committed tree; what is null is left out."""
-    rows = frame.filter(frame["subject_kind"].is_in(["owner", "lot"])).iter_rows(named=True)
+    rows = frame.filter(frame["subject_kind"].is_in(["owner", "lot", "entity"])).iter_rows(
+        named=True
+    )
     return [{name: row[name] for name in VALUE_FIELDS if row[name] is not None} for row in rows]
 
 
 def value_tree(frame: Any, k_owner: bytes) -> "SumTree":
     """Merkle-sum tree over the values of owners, with the lots at amount 0."""
-    from provenance import SumTree, keyed, value_leaf
+    from provenance import SumTree, value_leaf
 
     return SumTree(
         value_leaf(row, keyed(k_owner, row["subject_id"].encode()))
@@ -305,7 +439,7 @@ def value_tree(frame: Any, k_owner: bytes) -> "SumTree":
 
 def payout_tree(frame: Any, k_owner: bytes) -> "SumTree":
     """Merkle-sum tree over a price table; its labels are owner pseudonyms."""
-    from provenance import SumTree, keyed
+    from provenance import SumTree
 
     return SumTree(
         (keyed(k_owner, row["subject"].encode()), row["price_microunits"])

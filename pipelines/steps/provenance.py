@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
 from pipelines.runs import digest_of
+from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import corpus_keys, enter, now, open_ledger, verifier_key
 from pipelines.steps.pricing import committed_values, payout_tree, value_tree
 from pipelines.steps.tables import records
@@ -32,9 +33,11 @@ from provenance import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pipelines.results import Result
     from pipelines.site import Site
+    from provenance import IssuedReceipt
 
 Made = tuple[str, Mapping[str, Any]]
 
@@ -176,63 +179,68 @@ def receipts(
         )  # fmt: skip
         opened.setdefault(row["owner"], []).append(record)
         commitments.append(commit(salt, canonical))
-    price_of, sum_tree, entries = _payouts(site, prices, keys.k_owner)
-    shown = _values(site, keys.k_owner)
     owners = sorted(opened)
-    built = []
-    for owner in owners:
-        pseudonym = keyed(keys.k_owner, owner.encode())
-        shards = {record.index // tokens["shard_leaves"] for record in opened[owner]}
-        used = [
-            {name: window[name] for name in ("run", "first_step", "last_step", "shards")}
-            for window in checkpoint["windows"]
-            if shards & set(window["shards"])
-        ]
-        paid = price_of.get(owner)
-        built.append(
-            build_receipt(
-                ReceiptOwner(
-                    owner,
-                    pseudonym,
-                    keyed(keys.sealing_key("receipts"), f"{version}|{owner}".encode()),
-                ),
-                state,
-                opened[owner],
-                values=shown(owner),
-                price={"price_microunits": paid[0], "currency": prices["currency"]}
-                if paid
-                else None,
-                sum_path=sum_path_of(sum_tree, paid[1]) if paid and sum_tree else None,
-                windows=used,
-            )
-        )
-    corpus_entry, tokens_entry = (
+    lean = [
         enter(site, "corpus", state.body()),
         _enter_tokens(site, corpus, tokens),
-    )
-    leaned_on = [
-        corpus_entry,
-        tokens_entry,
-        values["entry"],
-        *entries,
         checkpoint["start"],
         checkpoint["entry"],
     ]
-    with site.home.lock("ledger-enter"):
-        ledger = open_ledger(site)
-        issued = issue_receipts(ledger, built, leaned_on, now())
+    windows = {
+        owner: _windows_of({record.index // tokens["shard_leaves"] for record in opened[owner]}, checkpoint)
+        for owner in owners
+    }  # fmt: skip
+
+    def issue(buyer: str) -> "tuple[list[IssuedReceipt], int]":
+        """One receipt per owner about what one buyer pays, and the ledger's size after them."""
+        valued, priced = seen_by(values, buyer), seen_by(prices, buyer)
+        price_of, sum_tree, entries = _payouts(site, priced, keys.k_owner, buyer)
+        shown = _values(site, keys.k_owner, buyer)
+        built = []
+        for owner in owners:
+            paid = price_of.get(owner)
+            salt = "|".join([version, owner, *([buyer] if buyer else [])])
+            built.append(
+                build_receipt(
+                    ReceiptOwner(
+                        owner,
+                        keyed(keys.k_owner, owner.encode()),
+                        keyed(keys.sealing_key("receipts"), salt.encode()),
+                    ),
+                    state,
+                    opened[owner],
+                    values=shown(owner),
+                    price={"price_microunits": paid[0], "currency": priced["currency"]}
+                    if paid
+                    else None,
+                    sum_path=sum_path_of(sum_tree, paid[1]) if paid and sum_tree else None,
+                    windows=windows[owner],
+                )
+            )
+        with site.home.lock("ledger-enter"):
+            ledger = open_ledger(site)
+            leaned_on = [*lean[:2], valued["entry"], *entries, *lean[2:]]
+            return issue_receipts(ledger, built, leaned_on, now()), ledger.size
+
     folder = site.home.receipts / version
     folder.mkdir(exist_ok=True, mode=0o700)
+    issued, ledger_size = issue("")
     chain = chainpoint_tree(commitments)
     first_of = {
         owner: next(row for row, name in enumerate(frame["owner"]) if name == owner)
         for owner in owners
     }
-    for owner, made in zip(owners, issued, strict=True):
-        write_atomic(folder / f"{owner}.receipt.json", made.receipt, 0o600)
-        write_atomic(folder / f"{owner}.tlog-proof", made.tlog_proof.encode())
+    files = _write_receipts(site, folder, owners, issued)
+    for owner in owners:
         proof = to_chainpoint_v2(chain, first_of[owner])
         write_atomic(folder / f"{owner}.chainpoint.json", json.dumps(proof, indent=1).encode())
+        files.append(f"receipts/{version}/{owner}.chainpoint.json")
+    others: dict[str, Any] = {}
+    for buyer in names_in(prices):
+        more, ledger_size = issue(buyer)
+        issued += more
+        files += _write_receipts(site, receipts_of(site, version, buyer), owners, more)
+        others.setdefault("buyers", []).append(buyer)
     body = {
         "size": chain.size,
         "root": chain.root.hex(),
@@ -240,24 +248,50 @@ def receipts(
         "corpus_version": version,
     }
     enter(site, "chainpoint", body)
-    files = [
-        f"receipts/{version}/{owner}.{kind}"
-        for owner in owners
-        for kind in ("receipt.json", "tlog-proof", "chainpoint.json")
-    ]
     return digest_of([sha256(made.receipt).hexdigest() for made in issued]), {
-        "files": files, "version": version, "owners": owners, "receipts": len(owners), "ledger_size": ledger.size,
-        "chainpoint": body | {"index_of": first_of}, "vkey": verifier_key(site),
+        "files": files, "version": version, "owners": owners, "receipts": len(owners), "ledger_size": ledger_size,
+        "chainpoint": body | {"index_of": first_of}, "vkey": verifier_key(site), **others,
     }  # fmt: skip
 
 
-def _values(site: "Site", k_owner: bytes) -> "Callable[[str], list[dict[str, Any]]]":
+def receipts_of(site: "Site", version: str, buyer: str) -> "Path":
+    """The folder of the receipts about what one buyer pays."""
+    folder = site.home.receipts / version
+    return folder / "buyers" / buyer if buyer else folder
+
+
+def _write_receipts(
+    site: "Site", folder: "Path", owners: list[str], issued: "list[IssuedReceipt]"
+) -> list[str]:
+    """Write both files of every owner; their paths in the home."""
+    folder.mkdir(exist_ok=True, mode=0o700, parents=True)
+    files = []
+    for owner, made in zip(owners, issued, strict=True):
+        write_atomic(folder / f"{owner}.receipt.json", made.receipt, 0o600)
+        write_atomic(folder / f"{owner}.tlog-proof", made.tlog_proof.encode())
+        files += [folder / f"{owner}.receipt.json", folder / f"{owner}.tlog-proof"]
+    return [str(path.relative_to(site.home.path)) for path in files]
+
+
+def _windows_of(shards: set[int], checkpoint: "Result") -> list[dict[str, Any]]:
+    """The training windows that used one of the shards."""
+    return [
+        {name: window[name] for name in ("run", "first_step", "last_step", "shards")}
+        for window in checkpoint["windows"]
+        if shards & set(window["shards"])
+    ]
+
+
+def _values(site: "Site", k_owner: bytes, buyer: str) -> "Callable[[str], list[dict[str, Any]]]":
     """What a receipt shows of an owner's value: its own row and those of the lots it has tokens in, each with its path to the total."""
     import polars as pl
 
-    frame = pl.read_parquet(site.home.table("values"))
+    from valuation.entities import players
+
+    frame = pl.read_parquet(table_of(site, "values", buyer))
     rows, tree = committed_values(frame), value_tree(frame, k_owner)
     valued = latest(site.home.results, "owner_values")
+    entity_of = valued.values.get("entity_of", {}) if valued else {}
     lots_of: dict[str, set[str]] = {}
     for lot in valued["groups"] if valued else []:
         for owner in lot["owners"]:
@@ -265,6 +299,7 @@ def _values(site: "Site", k_owner: bytes) -> "Callable[[str], list[dict[str, Any
 
     def shown(owner: str) -> list[dict[str, Any]]:
         wanted = {("owner", owner), *(("lot", lot) for lot in lots_of.get(owner, ()))}
+        wanted.add(("entity", players([owner], entity_of)[0]))
         return [
             value_proof(row, tree, index)
             for index, row in enumerate(rows)
@@ -275,14 +310,14 @@ def _values(site: "Site", k_owner: bytes) -> "Callable[[str], list[dict[str, Any
 
 
 def _payouts(
-    site: "Site", prices: "Result", k_owner: bytes
+    site: "Site", prices: "Result", k_owner: bytes, buyer: str
 ) -> tuple[dict[str, tuple[int, int]], SumTree | None, list[int]]:
     """Price and place in the sum tree per subject, the tree, and the ledger entry that commits to it."""
     import polars as pl
 
     if prices["skipped"]:
         return {}, None, []
-    frame = pl.read_parquet(site.home.table("prices"))
+    frame = pl.read_parquet(table_of(site, "prices", buyer))
     tree = payout_tree(frame, k_owner)
     place = {
         row["subject"]: (row["price_microunits"], index)

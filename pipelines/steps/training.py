@@ -169,7 +169,14 @@ def checkpoint(
     training_plan: "Result",
     run: Launch,
 ) -> Made:
-    """Train the released model."""
+    """Train the released model; as an ensemble where the configuration divides it into shards."""
+    if site.config.training.shards > 1:
+        from pipelines.steps.sharded import train_ensemble
+
+        made = train_ensemble(
+            site, tokens, target, plan, training_plan, run, seed=plan["seeds"]["train"]
+        )
+        return made["root"], made
     job = model_job(site, plan, training_plan)
     directory = prepare_on(site, job, tokens, target, "test_digest")
     start = started(site, directory, plan)

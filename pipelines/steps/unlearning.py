@@ -8,16 +8,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.anatomy import engineering_settings
 from pipelines.erasure.batches import BATCH_FILE
 from pipelines.erasure.choosing import CORE_SET, CORE_SHARE, EXACT, asked_method, known
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
+from pipelines.steps.audit_people import lookalikes_digest, lookalikes_of, retained_records
+from pipelines.steps.audit_report import published
 from pipelines.steps.erasure_receipts import erasure_receipts
 from pipelines.steps.ledger import corpus_keys, enter, open_ledger
+from pipelines.steps.sharded import SHARDED, refuse_others, train_ensemble
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
-from provenance import jcs, keyed, seal, write_atomic
+from provenance import jcs, seal, write_atomic
 
 if TYPE_CHECKING:
     import polars as pl
@@ -210,6 +214,12 @@ def gold_checkpoint(
     golds = []
     for number in range(1, site.size.gold_seeds + 1):
         seed = plan["seeds"]["train" if number == 1 else f"gold-{number}"]
+        if site.config.training.shards > 1:
+            # Not the original's seed: with it a sharded erasure is the gold model itself.
+            seed = plan["seeds"]["unlearn"] if number == 1 else seed
+            excluded = site.home.path / erasure["excluded"]
+            golds.append(train_ensemble(site, tokens, target, plan, training_plan, run, seed=seed, excluded=excluded))  # fmt: skip
+            continue
         job = model_job(
             site,
             plan,
@@ -279,6 +289,16 @@ def unlearned_checkpoint(
     if none := skipped(erasure):
         return none
     method = method_of(site, erasure)
+    refuse_others(site, method)
+    if site.config.training.shards > 1:
+        seed = plan["seeds"]["train" if method == SHARDED else "audit"]
+        values = train_ensemble(
+            site, tokens, target, plan, training_plan, run, seed=seed,
+            excluded=site.home.path / erasure["excluded"], before=checkpoint if method == SHARDED else None,
+        )  # fmt: skip
+        _enter_all(site, erasure, "unlearned")
+        name = "sharded retraining" if method == SHARDED else method
+        return values["root"], values | {"method": name, "method_name": method, "skipped": ""}
     job = model_job(
         site, plan, training_plan, kind="unlearn", seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
         **_how(site, erasure, checkpoint, method),
@@ -311,13 +331,9 @@ def audit_inputs(site: "Site", erasure: "Result", models: Mapping[str, "Result"]
     """What the audit depends on."""
     roots = {name: model.data_version for name, model in models.items()}
     return {
-        "models": roots,
-        "lookalikes": _lookalikes_digest(site),
-        "batch": erasure["batch"],
-        "attack_steps": list(site.size.attack_steps),
-        "secondary": site.size.secondary,
-        "size": site.size.name,
-    }
+        "models": roots, "lookalikes": lookalikes_digest(site), "batch": erasure["batch"], "attack_steps": list(site.size.attack_steps),
+        "secondary": site.size.secondary, "size": site.size.name, **engineering_settings(site.size, site.config.training.shards),
+    }  # fmt: skip
 
 
 def robustness_audit(
@@ -338,19 +354,19 @@ def robustness_audit(
         },
         "sealed": _sealed_paths(site, erasure, anywhere), "retained": {"file": relative(retained, anywhere)},
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
-        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary),
+        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary), **engineering_settings(site.size, site.config.training.shards),
         "ledger": _known(site, [models["original"]["root"], models["unlearned"]["root"], *(gold["root"] for gold in models["gold"]["golds"])]),
     }  # fmt: skip
-    if (lookalikes := _lookalikes(site)) is not None:
+    if (lookalikes := lookalikes_of(site)) is not None:
         extra["lookalikes"] = {"file": relative(lookalikes, anywhere)}
     job = Job(
         kind="attack", entry="unlearning.audit:run", network=site.size.model, steps=0, seed=plan["seeds"]["audit"], extra=extra,
-        prompts=_lookalikes_digest(site),
+        prompts=lookalikes_digest(site),
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "test_digest")
     started(site, directory, plan)
     try:
-        write_atomic(retained, _lines(_retained(site, corpus, erasure)), 0o600)
+        write_atomic(retained, _lines(retained_records(site, corpus, erasure)), 0o600)
         run(directory, 1)
     finally:
         retained.unlink(
@@ -368,14 +384,13 @@ def robustness_audit(
         "versions": versions_of(directory),
     }
     entries["audit"] = enter(site, "audit", body)
-    files = [
-        f"runs/{directory.name}/{name}" for name in ("audit.json", "rows.parquet", "plan.json")
-    ]
+    files = [f"runs/{directory.name}/{name}" for name in ("audit.json", "rows.parquet", "plan.json")]  # fmt: skip
     files += erasure_receipts(site, corpus, erasure, body, entries)
-    return body["audit"], {
+    return published(site, corpus, erasure, plan, models, body["audit"], {
         "files": files, "run": directory.name, "verdict": audit["verdict"], "entry": entries["audit"], "plan_digest": plan_digest, "people": erasure["people"], "batch": erasure["batch"],
         "gold_seeds": len(models["gold"]["golds"]), "method": models["unlearned"]["method"], "skipped": "",
-    }  # fmt: skip
+        "memorised": audit["description"]["memorisation"]["memory"],
+    })  # fmt: skip
 
 
 def _repertoire(name: str) -> dict[str, Any]:
@@ -387,59 +402,13 @@ def _repertoire(name: str) -> dict[str, Any]:
 
 
 def _known(site: "Site", roots: Sequence[str]) -> list[str]:
-    """Those of the models' roots that a window in the ledger ends with."""
-    entries = (one["body"] for one in open_ledger(site).entries() if one["kind"] == "windows")
-    ended = {window["state_digest"] for body in entries for window in body["windows"]}
+    """Those of the models' roots that a window in the ledger ends with, or ensembles whose every constituent is one of these."""
+    entries = list(open_ledger(site).entries())
+    windows = (one["body"]["windows"] for one in entries if one["kind"] == "windows")
+    ended = {window["state_digest"] for some in windows for window in some}
+    made = (one["body"] for one in entries if one["kind"] == "ensemble" and one["body"]["state"] == "made")  # fmt: skip
+    ended |= {body["ensemble"] for body in made if {one["root"] for one in body["constituents"]} <= ended}  # fmt: skip
     return sorted(ended & set(roots))
-
-
-def _lookalikes(site: "Site") -> Path | None:
-    """The configured file of people who were never trained on.
-
-    Raises:
-        RequestError: It is configured and not there; without it membership would silently go untested.
-    """
-    name = site.config.audit.lookalikes
-    if name is None:
-        return None
-    path = site.home.path / name
-    if not path.exists():
-        raise RequestError(
-            f"[audit] lookalikes names {name!r}, which is not in the home; correct dataworth.toml or remove the line"
-        )
-    return path
-
-
-def _lookalikes_digest(site: "Site") -> str:
-    path = _lookalikes(site)
-    return "none" if path is None else keyed(corpus_keys(site).k_file, path.read_bytes()).hex()
-
-
-def _retained(site: "Site", corpus: "Result", erasure: "Result") -> "pl.DataFrame":
-    """Records of people who stay: personal ones where there are any, at most a thousand.
-
-    Sources of forgotten records are left out, unless the requests name every source: then what is left of them has to do.
-    """
-    import polars as pl
-
-    frame = records(site, corpus["version"], "record_id", "owner", "source", "text", "personal")
-    listed = (site.home.path / erasure["excluded"]).read_text().split()
-    gone = frame.filter(pl.col("record_id").is_in([bytes.fromhex(line) for line in listed]))
-    kept = frame.join(
-        gone.select("owner", "source").unique(),
-        on=["owner", "source"],
-        how="anti",
-        maintain_order="left",
-    )
-    personal = (
-        kept.filter(pl.col("personal"))
-        if gone["personal"].any()
-        else kept.filter(~pl.col("personal"))
-    )
-    for part in (personal, kept):
-        if len(part):
-            return part.head(1000)
-    return frame.filter(~pl.col("record_id").is_in(gone["record_id"].to_list())).head(1000)
 
 
 def shredding_inputs(site: "Site", erasure: "Result", audit: "Result") -> dict[str, Any]:

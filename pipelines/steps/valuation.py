@@ -1,19 +1,25 @@
 """Steps of the valuation group: information, in-run credit, Shapley values by retraining, prices."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
-from pipelines.steps.pricing import enter_rule
+from pipelines.steps.buyers import names_in
+from pipelines.steps.pricing import enter_rule, entity_inputs
 from pipelines.steps.tables import records, token_store, write_table
 from provenance import write_atomic
 
 if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
+    from valuation import GroupValues
+    from valuation.bank import Utilities
+    from valuation.entities import Holdings
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
@@ -105,10 +111,10 @@ def quality(site: "Site", corpus: "Result") -> Made:
     from valuation import text_quality
 
     frame = records(site, corpus["version"], "record_id", "owner", "text")
-    found = text_quality(frame["text"].to_list())
+    found = text_quality(frame["text"], threads=cores())
     table = frame.select("record_id", "owner").with_columns(
         damaged=pl.Series(found.damaged_N), repeated=pl.Series(found.repeated_N), runs=pl.Series(found.runs_N),
-        distinct=pl.Series(found.distinct_N), deflate=pl.Series(found.deflate_N), score=pl.Series(found.score_N),
+        distinct=pl.Series(found.distinct_N), packed=pl.Series(found.packed_N), score=pl.Series(found.score_N),
     )  # fmt: skip
     digest = write_table(site.home.table("quality"), table)
     return digest, {
@@ -175,7 +181,8 @@ def owner_values_inputs(
     """What the owners' values depend on."""
     return influence_inputs(site, tokens, target, plan) | {
         "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
-        "permutations": site.size.permutations, "licences": sorted(accepted_licences(site)),
+        "permutations": site.size.permutations, "licences": sorted(accepted_licences(site)), **entity_inputs(site),
+        **({"buyers": {name: target["buyers"][name]["digest"] for name in names_in(target)}} if names_in(target) else {}),
     }  # fmt: skip
 
 
@@ -195,6 +202,7 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any
     import polars as pl
 
     from valuation import content_axis, cut_lots, first_in_cluster, for_sale, lot_shares
+    from valuation.entities import Holdings, entity_holdings
 
     frame = records(
         site, corpus["version"], "record_id", "fingerprint", "owner", "date", "personal", "licence", "consent_train"
@@ -213,9 +221,19 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any
         prints, flat["lengths"], frame["date"].to_list(), frame["personal"].to_numpy(), first_N,
         content_axis(flat["tokens"], flat["offsets"], prints, first_N), site.size.groups,
     )  # fmt: skip
-    owners, tokens_OK = lot_shares(lots, frame["owner"].to_list(), flat["lengths"])
+    owner_N = frame["owner"].to_list()
+    if site.config.pricing.split == "entity":
+        held = entity_holdings(
+            lots, owner_N, flat["lengths"], cluster_N=cluster_N, order_N=index_N, sold_N=sold_N, entity_of=site.config.entity_of
+        )  # fmt: skip
+    else:
+        owners, tokens_OK = lot_shares(lots, owner_N, flat["lengths"])
+        records_of = Counter(
+            owner for owner, lot in zip(owner_N, lots.lot_N, strict=True) if lot >= 0
+        )
+        held = Holdings(owners, tokens_OK, np.array([records_of[owner] for owner in owners]))
     return {
-        "frame": frame, "lots": lots, "owners": owners, "tokens_OK": tokens_OK, "first_N": first_N, "index_N": index_N, "held_back": held_back,
+        "frame": frame, "lots": lots, "holdings": held, "first_N": first_N, "index_N": index_N, "held_back": held_back,
     }  # fmt: skip
 
 
@@ -232,19 +250,12 @@ def owner_values(
     import numpy as np
     import polars as pl
 
-    from valuation import (
-        coalitions_needed,
-        lot_gains,
-        owner_intervals,
-        purity,
-        sample_orders,
-        sampled_with_interval,
-        shapley_with_interval,
-    )
+    from valuation import coalitions_needed, sample_orders
+    from valuation.bank import load_utilities
 
     size = site.size
     cut = _cut_lots(site, corpus, tokens)
-    frame, lots, owners, tokens_OK = cut["frame"], cut["lots"], cut["owners"], cut["tokens_OK"]
+    frame, lots, held = cut["frame"], cut["lots"], cut["holdings"]
     num = len(lots.ids)
     orders = None
     if num > EXACT_GROUPS:
@@ -279,45 +290,111 @@ def owner_values(
             "groups": relative(groups_file, anywhere), "target": relative(site.home.path / target["value_folder"], anywhere),
             "target_digest": target["value_digest"], "jobs": cores() if site.size.world > 1 else 1,
             "lots": [relative(lots_file, anywhere), name],
+            **_other_targets(site, target),
         },
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "value_digest")
     enter_rule(site)
     started(site, directory, plan)
     run(directory, 1)
-    bank = {mask: np.load(directory / "bank" / f"{mask}.npz") for mask in coalitions}
-    tokens_Q = bank[0]["tokens_Q"]
-    nll = {mask: bank[mask]["nll_Q"] for mask in coalitions}
+    names = names_in(target)
+    banks = [load_utilities(directory, part) for part in range(1 + len(names))]
+    values = {
+        # Reports and disputes read the lots again: without them the values are to be made again, from the same bank.
+        "files": [str(path.relative_to(site.home.path)) for path in (directory / "bank", groups_file, lots_file)],
+        "run": directory.name, "coalitions": len(coalitions), "held_back": cut["held_back"],
+        **_worth(site, banks[0], cut, orders),
+    }  # fmt: skip
+    if site.config.pricing.split == "entity":
+        values["entity_of"] = _entity_of(site, held)
+    said: list[Any] = _told(banks[0])
+    if names:
+        others = dict(zip(names, banks[1:], strict=True))
+        values["buyers"] = {name: _worth(site, bank, cut, orders) for name, bank in others.items()}
+        said += [[name, *_told(bank)] for name, bank in others.items()]
+    return digest_of(said), values
+
+
+def _told(bank: "Utilities") -> list[str]:
+    """Mean loss of every coalition, in words that can be hashed."""
+    total = bank.tokens_Q.sum()
+    return [
+        f"{mask}:{float(nll_Q.sum() / total)!r}"
+        for mask, nll_Q in zip(bank.coalitions_C.tolist(), bank.nll_CQ, strict=True)
+    ]
+
+
+def _other_targets(site: "Site", target: "Result") -> dict[str, Any]:
+    """Settings of a run that measures every model on the targets of other buyers as well; nothing without them."""
+    anywhere = site.home.runs / "any"
+    others = [
+        [
+            relative(site.home.path / target["buyers"][name]["folder"], anywhere),
+            target["buyers"][name]["digest"],
+        ]
+        for name in names_in(target)
+    ]
+    return {"others": others} if others else {}
+
+
+def _entity_of(site: "Site", held: "Holdings") -> dict[str, str]:
+    """Owner → legal entity, of the owners that there are."""
+    declared = site.config.entity_of
+    return {owner: declared[owner] for owner in held.owners if owner in declared}
+
+
+def _worth(site: "Site", bank: "Utilities", cut: Mapping[str, Any], orders: Any) -> dict[str, Any]:
+    """Values of lots and owners on one target."""
+    import numpy as np
+
+    from valuation import (
+        lot_gains,
+        owner_intervals,
+        purity,
+        sampled_with_interval,
+        shapley_with_interval,
+    )
+    from valuation.entities import merged
+
+    lots, held, num = cut["lots"], cut["holdings"], len(bank.groups)
+    tokens_OK, tokens_Q = held.tokens_OK, bank.tokens_Q
+    nll = dict(zip(bank.coalitions_C.tolist(), bank.nll_CQ, strict=True))
     if orders is None:
         found = shapley_with_interval(np.stack([nll[mask] for mask in range(1 << num)]), tokens_Q)
     else:
         found = sampled_with_interval(nll, tokens_Q, orders)
     gains_KQ, order_variance_K = lot_gains(nll, num, orders, tokens_Q)
-    each = owner_intervals(gains_KQ, tokens_OK, tokens_Q, order_variance_K=order_variance_K)
-    valued = pl.Series(lots.lot_N >= 0)
-    records_of = dict(frame.filter(valued).group_by("owner").len().iter_rows())
+    intervals = partial(
+        owner_intervals, gains_KQ, tokens_Q=tokens_Q, order_variance_K=order_variance_K
+    )
     pure_K = purity(tokens_OK)
-    loss = {mask: float(bank[mask]["nll_Q"].sum() / tokens_Q.sum()) for mask in coalitions}
+    nobody, everybody = (float(nll[mask].sum() / tokens_Q.sum()) for mask in (0, (1 << num) - 1))
     values = {
-        # Reports and disputes read the lots again: without them the values are to be made again, from the same bank.
-        "files": [str(path.relative_to(site.home.path)) for path in (directory / "bank", groups_file, lots_file)],
-        "run": directory.name, "method": found.method, "coalitions": len(coalitions),
+        "method": found.method,
         "groups": [
             {
-                "id": lot, "owners": [owner for row, owner in enumerate(owners) if tokens_OK[row, place]], "tokens": int(lots.tokens_K[place]),
+                "id": lot, "owners": [owner for row, owner in enumerate(held.owners) if tokens_OK[row, place]], "tokens": int(lots.tokens_K[place]),
                 "value": float(found.values_n[place]), "se": float(found.se_n[place]), "low": float(found.ci_low_n[place]),
                 "high": float(found.ci_high_n[place]), "purity": float(pure_K[place]), "personal": bool(lots.personal_K[place]),
             }
             for place, lot in enumerate(lots.ids)
         ],
-        "owners": [
-            {
-                "id": owner, "tokens": tokens_OK[row].tolist(), "records": int(records_of.get(owner, 0)), "value": float(each.values_n[row]),
-                "se": float(each.se_n[row]), "low": float(each.ci_low_n[row]), "high": float(each.ci_high_n[row]),
-            }
-            for row, owner in enumerate(owners)
-        ],
-        "held_back": cut["held_back"], "target_records": int(found.num_target_records), "loss_empty": loss[0], "loss_all": loss[(1 << num) - 1],
-        "efficiency_error": float(abs(found.values_n.sum() - (loss[0] - loss[(1 << num) - 1]))),
+        "owners": _holders(held, intervals(tokens_OK)),
+        "target_records": int(found.num_target_records), "loss_empty": nobody, "loss_all": everybody,
+        "efficiency_error": float(abs(found.values_n.sum() - (nobody - everybody))),
     }  # fmt: skip
-    return digest_of([f"{mask}:{value!r}" for mask, value in loss.items()]), values
+    if site.config.pricing.split == "entity":
+        whole = merged(held, _entity_of(site, held))
+        values["entities"] = _holders(whole, intervals(whole.tokens_OK))
+    return values
+
+
+def _holders(held: "Holdings", each: "GroupValues") -> list[dict[str, Any]]:
+    """What a result tells of every owner or entity."""
+    return [
+        {
+            "id": owner, "tokens": held.tokens_OK[row].tolist(), "records": int(held.records_O[row]), "value": float(each.values_n[row]),
+            "se": float(each.se_n[row]), "low": float(each.ci_low_n[row]), "high": float(each.ci_high_n[row]),
+        }
+        for row, owner in enumerate(held.owners)
+    ]  # fmt: skip

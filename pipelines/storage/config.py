@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pipelines.storage.errors import ConfigError
+from pipelines.storage.terms import BuyerConfig, OwnerConfig, PricingConfig, option
 from provenance.canonical import MAX_INTEGER
 
 FORMAT: Final = 1
@@ -38,19 +39,14 @@ since = "2024-01-01"   # records from this day on are held out; or: path = "targ
 T = TypeVar("T")
 
 
-def _doc(text: str, default: Any = None, example: str = "") -> Any:
-    """A field with its explanation, and the value to show while it is not set."""
-    return field(default=default, metadata={"doc": text, "example": example})
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetConfig:
     """Which records are held out to measure value on."""
 
-    since: str | None = _doc(
+    since: str | None = option(
         "records dated on or after this day are held out", None, '"2024-01-01"'
     )
-    path: str | None = _doc(
+    path: str | None = option(
         "or: a file of held-out records (.jsonl, .parquet, .csv)", None, '"target.jsonl"'
     )
 
@@ -63,50 +59,10 @@ class TargetConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PricingConfig:
-    """The money."""
-
-    pool_microunits: int | None = _doc(
-        "the pool to distribute, in millionths of the currency; unset: values only, no prices",
-        None,
-        "1_000_000_000",
-    )
-    currency: str = _doc("three letters, ISO 4217", "EUR")
-    reserve_microunits: int = _doc("kept back from the pool", 0)
-    rate_microunits: int = _doc(
-        "posted price for one nat per target token, at most the pool; 0: share the pool", 0
-    )
-    floor_microunits: int = _doc("smallest amount that is paid out", 0)
-    negative: str = _doc(
-        'values below zero: "nothing" is paid, or they "offset" the pool', "nothing"
-    )
-    basis: str = _doc(
-        'pay by the "value", or by the "lower" end of its interval and hold back the rest', "value"
-    )
-
-    def __post_init__(self) -> None:
-        """Amounts that can be paid."""
-        if not re.fullmatch(r"[A-Z]{3}", self.currency):
-            raise ConfigError('[pricing] currency is three capital letters, like "EUR"')
-        if self.reserve_microunits < 0 or (self.pool_microunits or 0) < 0:
-            raise ConfigError("[pricing] amounts are not negative")
-        if min(self.rate_microunits, self.floor_microunits) < 0:
-            raise ConfigError("[pricing] amounts are not negative")
-        if self.negative not in ("nothing", "offset") or self.basis not in ("value", "lower"):
-            raise ConfigError(
-                '[pricing] negative is "nothing" or "offset", basis is "value" or "lower"'
-            )
-        if self.pool_microunits is not None and self.reserve_microunits > self.pool_microunits:
-            raise ConfigError("[pricing] reserve_microunits is larger than pool_microunits")
-        if max(self.pool_microunits or 0, self.reserve_microunits) > MAX_INTEGER:
-            raise ConfigError(f"[pricing] amounts are at most 2^53 - 1 = {MAX_INTEGER}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class IntakeConfig:
     """What is accepted from the inbox."""
 
-    licences: tuple[str, ...] = _doc(
+    licences: tuple[str, ...] = option(
         "licences (SPDX) that a record may state; others go to quarantine",
         (
             "public-domain",
@@ -118,15 +74,15 @@ class IntakeConfig:
             "CC-BY-4.0",
         ),
     )
-    text_licence: str = _doc(
+    text_licence: str = option(
         'licence of records that state none, like all .txt and .md; "" sends them to quarantine',
         DELIVERY_LICENCE,
     )
-    personal_owners: tuple[str, ...] = _doc("owners whose every record is personal data", ())
-    max_record_chars: int = _doc("longest record in characters", 100_000)
-    max_file_bytes: int = _doc("largest delivery file in bytes, after decompression", 1 << 30)
-    max_file_rows: int = _doc("most rows of one delivery file", 5_000_000)
-    max_expansion: int = _doc(
+    personal_owners: tuple[str, ...] = option("owners whose every record is personal data", ())
+    max_record_chars: int = option("longest record in characters", 100_000)
+    max_file_bytes: int = option("largest delivery file in bytes, after decompression", 1 << 30)
+    max_file_rows: int = option("most rows of one delivery file", 5_000_000)
+    max_expansion: int = option(
         "most bytes that one compressed byte may become (against zip bombs)", 200
     )
 
@@ -147,23 +103,10 @@ class IntakeConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnerConfig:
-    """What is known of one owner beside the deliveries."""
-
-    name: str = _doc("who it is; shown in payouts only", "")
-    licence: str = _doc("licence of this owner's records that state none", "")
-
-    def __post_init__(self) -> None:
-        """A licence that fits into a leaf."""
-        if not self.licence.isascii() or len(self.licence) > 255:
-            raise ConfigError("[owners.*] licence has at most 255 ASCII characters")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AuditConfig:
     """What an unlearning audit compares with."""
 
-    lookalikes: str | None = _doc(
+    lookalikes: str | None = option(
         "records of people like the forgotten ones that were never delivered (.jsonl)",
         None,
         '"lookalikes/people.jsonl"',
@@ -177,13 +120,15 @@ FINISHES: Final = ("run", "asked")
 class ErasureConfig:
     """How a person is forgotten, and by when."""
 
-    method: str = _doc("how to forget: exact, or a name that `dataworth erase --plan` lists", "npo")
-    finish: str = _doc(
+    method: str = option(
+        "how to forget: exact, or a name that `dataworth erase --plan` lists", "npo"
+    )
+    finish: str = option(
         "when an audited request's text, salts and old models are destroyed: run (at the end of the run that audited it) "
         "or asked (dataworth erase --finish); in any case once its deadline has passed",
         "run",
     )
-    days: int = _doc("days from request to deadline; GDPR Art. 12(3) gives one month", 30)
+    days: int = option("days from request to deadline; GDPR Art. 12(3) gives one month", 30)
 
     def __post_init__(self) -> None:
         """A moment that exists."""
@@ -200,34 +145,42 @@ SCHEDULES: Final = ("cosine", "wsd")
 PRECISIONS: Final = ("float32", "bfloat16", "float64")
 SELECTIONS: Final = ("all", "drop-negative", "by-value")
 GUARDS: Final = ("off", "skip", "rollback")
+MAX_PARTS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
     """How the released model and its gold models are trained."""
 
-    layout: str = _doc(
+    layout: str = option(
         'processes: "2" (copies), "dp_shard=2 tp=2", "pp=2 microbatches=4"; "" leaves it to the size',
         "",
     )
-    optimizer: str = _doc("adamw, or muon for the hidden matrices", "adamw")
-    schedule: str = _doc(
+    optimizer: str = option("adamw, or muon for the hidden matrices", "adamw")
+    schedule: str = option(
         "learning rate after the warm-up: cosine, or wsd (flat, then a short decay)", "cosine"
     )
-    precision: str = _doc(
+    precision: str = option(
         "float32, bfloat16 (products only; about twice as fast), or float64", "float32"
     )
-    accumulation: int = _doc(
+    accumulation: int = option(
         "micro-batches of a step: more need less memory and change no result", 1
     )
-    guard: str = _doc(
+    guard: str = option(
         "when the loss jumps: off, skip that update, or rollback to the newest checkpoint", "off"
     )
-    selection: str = _doc(
+    selection: str = option(
         "records to train on: all alike, drop-negative (leave out what in-run credit finds harmful), "
         "or by-value (sample by that credit, at most four times as often)",
         "all",
     )
+
+    shards: int = option(
+        "models that the released one is the mean of, each trained on the people of one part: forgetting a person retrains one part only "
+        '(then [erasure] method = "sharded"); 1 trains a single model',
+        1,
+    )
+    slices: int = option("checkpoints of a part, to retrain from the last one before a person", 1)
 
     def __post_init__(self) -> None:
         """Choices that the trainer knows."""
@@ -246,6 +199,17 @@ class TrainingConfig:
                 raise ConfigError(
                     f"[training] {name} is one of {', '.join(known)}, got {value!r}{_near(value, known)}"
                 )
+        for name in ("shards", "slices"):
+            if not 1 <= getattr(self, name) <= MAX_PARTS:
+                raise ConfigError(
+                    f"[training] {name}: expected 1..{MAX_PARTS}, got {getattr(self, name)}"
+                )
+        if self.slices > 1 and self.shards == 1:
+            raise ConfigError("[training] slices divide a shard: expected shards of 2 or more")
+        if self.shards > 1 and self.selection != "all":
+            raise ConfigError(
+                f"[training] selection {self.selection!r} weighs records of one model; with shards it is all"
+            )
         if not 1 <= self.accumulation <= MAX_INTEGER:
             raise ConfigError(f"[training] accumulation is at least 1, got {self.accumulation}")
         try:
@@ -260,8 +224,8 @@ class TrainingConfig:
 class Config:
     """The whole of ``dataworth.toml``."""
 
-    format: int = _doc("format of this file", FORMAT)
-    size: str = _doc(f"how much work a run may be: {', '.join(SIZES)}", "default")
+    format: int = option("format of this file", FORMAT)
+    size: str = option(f"how much work a run may be: {', '.join(SIZES)}", "default")
     target: TargetConfig = field(default_factory=TargetConfig)
     pricing: PricingConfig = field(default_factory=PricingConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
@@ -269,6 +233,7 @@ class Config:
     audit: AuditConfig = field(default_factory=AuditConfig)
     erasure: ErasureConfig = field(default_factory=ErasureConfig)
     owners: Mapping[str, OwnerConfig] = field(default_factory=dict)
+    buyers: Mapping[str, BuyerConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """A format and a size that this program knows, and owners that can be folders."""
@@ -283,6 +248,9 @@ class Config:
         for owner in (*self.owners, *self.intake.personal_owners):
             if not OWNER_PATTERN.fullmatch(owner):
                 raise ConfigError(f"owner {owner!r}: letters, digits, '.', '_' and '-', at most 64")
+        for buyer in self.buyers:
+            if not OWNER_PATTERN.fullmatch(buyer):
+                raise ConfigError(f"buyer {buyer!r}: letters, digits, '.', '_' and '-', at most 64")
 
     def require_target(self) -> TargetConfig:
         """The target.
@@ -296,6 +264,11 @@ class Config:
         if self.target.since is None and self.target.path is None:
             raise ConfigError(_NO_TARGET)
         return self.target
+
+    @property
+    def entity_of(self) -> dict[str, str]:
+        """Owner → legal entity, of the owners for whom one is declared."""
+        return {owner: entry.entity for owner, entry in self.owners.items() if entry.entity}
 
     def document(self) -> dict[str, Any]:
         """The configuration as integers, strings, lists and objects, to be hashed or signed.
@@ -360,10 +333,16 @@ def parse(text: str) -> Config:
     values["owners"] = {
         owner: _section(OwnerConfig, entry, f"[owners.{owner}]") for owner, entry in owners.items()
     }
+    buyers = table.pop("buyers", {})
+    if not isinstance(buyers, dict):
+        raise ConfigError("[buyers] is a table: write [buyers.NAME]")
+    values["buyers"] = {
+        buyer: _section(BuyerConfig, entry, f"[buyers.{buyer}]") for buyer, entry in buyers.items()
+    }
     scalars = {"format": int, "size": str}
     for key, value in table.items():
         if key not in scalars:
-            known = (*scalars, *parts, "owners")
+            known = (*scalars, *parts, "owners", "buyers")
             raise ConfigError(f"unknown key {key!r} in dataworth.toml{_near(key, known)}")
         values[key] = _checked(value, scalars[key], key)
     return Config(**values)
@@ -387,6 +366,10 @@ def render(config: Config) -> str:
     if not config.owners:
         shown = ["[owners.NAME]", *_lines(OwnerConfig(name="Jane Doe", licence="CC-BY-4.0"))]
         lines += ["", *(f"# {line.removeprefix('# ')}" for line in shown)]
+    for buyer, terms in config.buyers.items():
+        lines += ["", f"[buyers.{json.dumps(buyer)}]", *_lines(terms)]
+    if not config.buyers:
+        lines += ["", "# [buyers.NAME] adds a buyer: a file as target, a pool and the other keys of [pricing] on money"]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -32,13 +32,13 @@ from pipelines.storage.config import (
     Config,
     ErasureConfig,
     IntakeConfig,
-    PricingConfig,
     TargetConfig,
 )
 from pipelines.storage.errors import DemoError
 from pipelines.storage.home import Home
 from pipelines.storage.keys import CorpusKeys
 from pipelines.storage.records import paragraphs
+from pipelines.storage.terms import PricingConfig
 from provenance.canonical import canonical_bytes, fingerprint, record_id, write_atomic
 from provenance.hashing import sha256
 

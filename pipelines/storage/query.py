@@ -1,7 +1,8 @@
 """SQL over the home, for questions only.
 
 ``records`` (the version in force), ``quarantine``, ``duplicates``, ``clusters``, ``values`` and ``prices`` are
-views over Parquet files, as far as they exist (write "values" in quotes: it is a word of SQL). DuckDB is a guest here: it runs in memory, sees these views and
+views over Parquet files, as far as they exist (write "values" in quotes: it is a word of SQL, and "buyer-NAME-prices" and
+"buyer-NAME-values", the tables of other buyers). DuckDB is a guest here: it runs in memory, sees these views and
 nothing else. User SQL cannot read or write a file, load an extension, see a Python variable or change a
 setting; one reading statement is run at a time, and nothing spills to disk.
 
@@ -83,7 +84,7 @@ def _views(home: Home, connection: Any, *, show_personal: bool) -> list[str]:
     if files:
         _record_view(connection, files, show_personal=show_personal)
         names.append("records")
-    for name in TABLES:
+    for name in (*TABLES, *sorted(path.stem for path in home.tables.glob("buyer-*.parquet"))):
         path = home.table(name)
         if path.exists():
             connection.register(name, _dataset([path]))

@@ -333,7 +333,7 @@ def _split(home: Home, keys: CorpusKeys, held_out: pl.DataFrame, tokenizer: Toke
         tokenizer_digest=tokenizer.digest,
         num_records={name: part.height for name, part in parts.items()},
         token_digests={
-            name: _write_tokens(home.target / name, parts[name], keys, tokenizer)
+            name: write_target_tokens(home.target / name, parts[name], keys, tokenizer)
             for name in (VALUE, TEST)
         },
         fingerprints=frozenset(contents),
@@ -342,9 +342,20 @@ def _split(home: Home, keys: CorpusKeys, held_out: pl.DataFrame, tokenizer: Toke
     return target
 
 
-def _write_tokens(
+def write_target_tokens(
     folder: Path, records: pl.DataFrame, keys: CorpusKeys, tokenizer: Tokenizer
 ) -> str:
+    """Write held-out records as a token folder.
+
+    Args:
+        folder: where.
+        records: columns of ``records.SCHEMA``.
+        keys: the corpus keys.
+        tokenizer: the frozen tokenizer.
+
+    Returns:
+        Hex digest of its tokens.json.
+    """
     tokens = tokenizer.encode(records["text"].to_list())
     rows = [
         (record, owner, [*text, tokenizer.end_of_text])

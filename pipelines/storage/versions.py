@@ -25,6 +25,7 @@ import polars as pl
 
 from pipelines.storage import blocks
 from pipelines.storage.archive import Archive
+from pipelines.storage.deliveries import file_digest
 from pipelines.storage.errors import DiskFullError, StaleParentError, VersionError
 from pipelines.storage.home import Home
 from pipelines.storage.keys import CorpusKeys
@@ -262,16 +263,24 @@ class Versions(Archive):
     ) -> str:
         """Give the version its roots and make it complete; the manifest is the last file."""
         owners = dict(live.group_by("owner").len().sort("owner").iter_rows())
+        whole = root_of(leaves)
         manifest = Manifest(
             parent=parent,
             size=len(leaves),
             live=live.height,
-            record_root=root_of(leaves).hex(),
+            record_root=whole.hex(),
             sparse_root=SparseTree(live["fingerprint"].to_list()).root.hex(),
             owners=owners,
             blocks=tuple(
                 Block(
-                    run.first, run.count, root_of(leaves[run.first : run.first + run.count]).hex()
+                    run.first,
+                    run.count,
+                    # A corpus of one block has one root: hashing its leaves again would tell nothing new.
+                    (
+                        whole
+                        if run.count == len(leaves)
+                        else root_of(leaves[run.first : run.first + run.count])
+                    ).hex(),
                 )
                 for run in runs
             ),
@@ -336,12 +345,13 @@ class Versions(Archive):
                 )
         rewritten: dict[str, tuple[StoredBlock, list[int]]] = {}
         touched: list[str] = []
-        for version in self._mapped():
-            storage = self.storage(version)
+        maps = {version: self.storage(version) for version in self._mapped()}
+        known = {block for storage in maps.values() for block in storage.blocks}
+        for version, storage in maps.items():
             parts, erased = [], set(storage.erased)
             for stored in storage.blocks:
                 if stored.digest not in rewritten:
-                    rewritten[stored.digest] = self._without(stored, gone)
+                    rewritten[stored.digest] = self._without(stored, gone, known)
                 new, indices = rewritten[stored.digest]
                 parts.append(new)
                 erased |= set(indices)
@@ -352,15 +362,31 @@ class Versions(Archive):
         num_rows = sum(len(indices) for _, indices in rewritten.values())
         return Purged(tuple(touched), num_rows, self._remove_unreferenced())
 
-    def _without(self, stored: StoredBlock, gone: set[bytes]) -> tuple[StoredBlock, list[int]]:
-        """A block's file without some rows, and the indices of those."""
+    def _without(
+        self, stored: StoredBlock, gone: set[bytes], known: set[StoredBlock]
+    ) -> tuple[StoredBlock, list[int]]:
+        """A block's file without some rows, and the indices of those.
+
+        Tombstoning has mostly written that file already for the next version. It is taken if all its rows are what would be written,
+        because compressing a block costs several times as much as reading it.
+        """
         ids = blocks.read_block(self.home.blocks, stored, ["index", "record_id"])
         found = ids.filter(ids["record_id"].is_in(list(gone)))["index"].to_list()
         if not found:
             return stored, []
         rows = blocks.read_block(self.home.blocks, stored)
         kept = rows.filter(~rows["index"].is_in(found))
+        for other in sorted(known - {stored}, key=lambda block: block.digest):
+            if other.rows == kept.height and self._holds(other, kept):
+                return other, found
         return blocks.write_block(self.home.blocks, kept, self.keys.k_file), found
+
+    def _holds(self, stored: StoredBlock, rows: pl.DataFrame) -> bool:
+        """Whether a block's file is undamaged and has exactly these rows."""
+        path = self.home.blocks / stored.file
+        if not path.exists() or file_digest(path, self.keys.k_file).hex() != stored.digest:
+            return False
+        return blocks.read_block(self.home.blocks, stored).equals(rows)
 
     def _mapped(self) -> list[str]:
         """Every version that has a storage map, complete or not."""

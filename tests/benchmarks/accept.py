@@ -118,11 +118,16 @@ STUDIES = {
     "graph": graph,
     "magic": of("study_magic", "study"),
     "audit-pilot": of("study_audit", "study"),
+    "audit-pilot-bpe": of("study_audit", "platform"),
     **{f"influence-{name}": of("study_influence", "study", name) for name in ("kinds", "peps")},
     **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
     **{f"removal-{name}": of("study_planted", "removal", name) for name in ("sotu", "peps")},
     **{f"owners-{name}": of("study_owners", name) for name in ("gsm8k", "planted", "shells")},
     "owners-transfer": of("study_transfer", "study"),
+    "owners-time": of("study_eras", "study"),
+    "owners-copycats": of("study_copycats", "study"),
+    "owners-updates": of("study_updates", "study"),
+    "owners-languages": of("study_languages", "study"),
     **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
 }
 

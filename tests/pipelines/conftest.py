@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from graph_buyers import asked
 from graph_commands import (
     FORGET,
     LETTER,
@@ -75,6 +76,20 @@ def grown_home(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return shared(tmp_path_factory, "grown", make)
 
 
+@pytest.fixture(scope="session")
+def market_home(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_home` after two more buyers and a second run; never to be changed."""
+
+    def make(home: Path) -> str:
+        shutil.copytree(tiny_home, home)
+        asked(home)
+        done = dataworth(home, "run")
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout + done.stderr
+
+    return shared(tmp_path_factory, "market", make)
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Callable[[Path], Path]:
     """Copies a home to where it may be changed."""
@@ -91,9 +106,9 @@ def ask(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Answer]:
     """Our command line, run inside this process."""
-    from pipelines.cli import app, asking, paying, rights, running
+    from pipelines.cli import app, asking, auditing, paying, rights, running
 
-    for module in (asking, paying, rights, running):
+    for module in (asking, auditing, paying, rights, running):
         monkeypatch.setattr(module.console, "width", 400)
 
     def run(home: Path, *arguments: str, **extra: str) -> Answer:

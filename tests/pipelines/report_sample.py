@@ -23,6 +23,8 @@ from pipelines.reports import (
     Judged,
     LossCurve,
     Membership,
+    Memory,
+    MemoryRow,
     MethodScore,
     Narrowing,
     NotAvailable,
@@ -120,7 +122,19 @@ def audit(**changes: Any) -> Audit:
             ),
         ),
         not_tested=("Copies of the model that left the house.",),
-    )
+        memory=Memory(
+            memory="enough",
+            statement="memorised enough to audit (asked directly, the original gives away 64 of 64 people)",
+            rows=(
+                MemoryRow(shown="never (people it never saw)", people=64, given_away=0, low=0.0, high=0.057, exposure=Estimate(value=1.31, n=64)),
+                MemoryRow(shown="32 to 63 times", people=64, given_away=63, low=0.917, high=0.997, exposure=Estimate(value=5.97, n=64)),
+                MemoryRow(shown="how often can't be told", people=1, given_away=1, low=0.207, high=1.0, exposure=NotAvailable(reason="nobody has a number")),
+            ),
+            chance_exposure=Estimate(value=1.37, n=64),
+            hardest=62,
+            ranked=64,
+        ),
+    )  # fmt: skip
     return replace(made, **changes)
 
 

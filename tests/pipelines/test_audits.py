@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from pipelines.audits import NEVER_TESTED, SECONDARY, _side, not_tested
+from pipelines.audits import NEVER_TESTED, SECONDARY, _side, memory_of, not_tested
+from pipelines.reports import NotAvailable
 from pipelines.sizes import SIZES
 from unlearning.plan import AttackPlan, AuditPlan
 from unlearning.repertoire import NAMED
@@ -68,3 +69,35 @@ def test_a_secondary_attack_is_read_as_the_audit_wrote_it():
     found = _side(written)
     assert (found.name, found.gold, found.bound, found.leaks) == ("sampled/k-64", 0.02, 0.63, True)
     assert math.isnan(_side(written | {"gold": []}).gold)
+
+
+def test_memory_is_read_as_the_audit_wrote_it():
+    """Groups in words, intervals and bits as they stand, who ranks first; an audit of before has no memory."""
+    person = {"subject_id": "x", "population": "forgotten", "times": 4, "given_away": 1, "asked": 2}
+    group = {"people": 2, "given_away": 1, "low": "0.094500", "high": "0.905500"}
+    found = memory_of(
+        {
+            "description": {
+                "memorisation": {
+                    "memory": "too little", "statement": "memorised too little", "chance_exposure": "1.371000",
+                    "people": [person | {"exposure": f"{math.log2(64 / rank):.6f}", "candidates": 64} for rank in (1, 1.5, 2)]
+                    + [person | {"exposure": "none", "candidates": 0}],
+                    "groups": [
+                        group | {"first": first, "last": last, "ranked": ranked, "exposure": "5.5" if ranked else "none"}
+                        for first, last, ranked in ((0, 0, 0), (1, 1, 2), (4, 7, 2), (-1, -1, 0))
+                    ],
+                }
+            }
+        }
+    )  # fmt: skip
+    assert [row.shown for row in found.rows] == [
+        "never",
+        "once",
+        "4 to 7 times",
+        "how often can't be told",
+    ]
+    assert (found.hardest, found.ranked) == (1, 3)
+    assert (found.rows[1].low, found.rows[1].exposure.value) == (0.0945, 5.5)
+    assert found.rows[0].exposure == NotAvailable(reason="nobody has a number")
+    assert memory_of({"description": {}}) is None
+    assert memory_of({}) is None

@@ -15,7 +15,7 @@ from pipelines.defs import ASSETS
 
 HELD = (
     "corpus", "intake", "clusters", "token shards", "target", "ledger", "plan", "checkpoint", "prices", "receipts",
-    "erasure", "gold model", "unlearned model", "audit",
+    "erasure", "gold model", "unlearned model", "audit", "audit reports",
 )  # fmt: skip
 """What `dataworth verify` answers for, in its order."""
 
@@ -99,6 +99,7 @@ FLIPS = {
     "prices": (lambda home: home / "tables/prices.parquet", "prices", "prices.parquet"),
     "audit": (lambda home: home / "runs" / values(home, "robustness_audit")["run"] / "rows.parquet", "audit", "rows"),
     "verdict": (lambda home: home / "runs" / values(home, "robustness_audit")["run"] / "audit.json", "audit", "audit.json"),
+    "audit report": (lambda home: one(home, "reports/audit-*.json"), "audit reports", "audit report of this version|is not the page"),
 }  # fmt: skip
 
 

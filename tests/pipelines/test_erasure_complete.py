@@ -4,6 +4,7 @@ import datetime as dt
 import gzip
 import io
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -31,6 +32,7 @@ from pipelines.steps import audit_trail
 from pipelines.steps.ledger import open_ledger
 from pipelines.steps.unlearning import erasure_request
 from pipelines.storage import keys as key_file
+from pipelines.storage.buyers import write_buyer_target
 from pipelines.storage.errors import SaltError
 from pipelines.storage.intake import read_deliveries
 from pipelines.storage.records import SCHEMA
@@ -40,7 +42,9 @@ from pipelines.storage.tokens import load_tokenizer, train_tokenizer, write_vers
 from pipelines.storage.versions import Versions
 from provenance import keyed
 
-BY_PLACE = ("tables/surprisal.f16", "tables/surprisal.json", "runs/inputs/lots-000000000000.bin")
+BY_PLACE = (
+    "tables/surprisal.f16", "tables/surprisal.json", "runs/inputs/lots-000000000000.bin", "reports/audit-000000000000.pdf",
+)  # fmt: skip
 LONG = PLANTED + " It is the lodger of the third floor, 7719 by name of lot. " * 90
 """Longer than a page of SQLite."""
 
@@ -64,6 +68,11 @@ def plant(site: Site) -> None:
     for version in (first, later):
         write_version_tokens(versions, version, tokenizer, home.tokens / version)
     write_receipts(site, keys, later)
+    texts = (PLANTED, "Another buyer asks about looms.", "And about cloth.")
+    asked = [row(keys, "target", place, text) for place, text in enumerate(texts)]
+    write_buyer_target(home, keys, "acme", pl.DataFrame(asked, schema=SCHEMA, orient="row"), tokenizer, ())  # fmt: skip
+    half_written = home.target / "buyers/killed"
+    shutil.copytree(home.target / "buyers/acme", half_written)
     ids = np.array(tokenizer.encode([PLANTED])[0])
     _plant_run(site, "train-aaaaaaaaaaaa", later, ids, identity)
     inputs = home.runs / "inputs"
@@ -174,7 +183,7 @@ def stores_that_hold(site: Site, grams: set) -> set[str]:
 
 
 EVERYWHERE = {
-    "blocks .parquet", "tokens .arrow", "receipts .json", "tables .parquet", "runs .npz", "runs .parquet", "runs .log", "runs .txt", "logs .log",
+    "blocks .parquet", "tokens .arrow", "receipts .json", "tables .parquet", "runs .npz", "runs .parquet", "runs .log", "runs .txt", "logs .log", "target .arrow",
     "staging .gz", "staging .zst", "reports .html", "results .json", "dagster .db",
 }  # fmt: skip
 
@@ -251,7 +260,7 @@ def test_the_inventory_names_every_store_and_the_ledger_the_inventory(site: Site
     listed = json.loads(path.read_bytes())["stores"]
     assert {one["store"] for one in listed} >= set(STORES)
     removed = {one["store"]: one["removed"] for one in listed}
-    kinds = set(STORES) - {"held-out target", "deliveries in the home"}
+    kinds = set(STORES) - {"deliveries in the home"}
     assert [name for name in kinds if not removed[name]] == []
     assert audit_trail.shredded(site) == []
     states = [

@@ -15,7 +15,7 @@ from pipelines import requests
 from pipelines.erasure.choosing import EXACT, asked_method, methods
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.erasure.needles import needles
-from pipelines.erasure.stores import Scope, results, run_inputs
+from pipelines.erasure.stores import EVIDENCE, Scope, models, results, run_inputs
 from pipelines.requests import Request, RequestError
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
@@ -221,3 +221,20 @@ def test_values_whose_lots_went_with_an_erasure_are_made_again(
     results(scope)
     assert latest(site.home.results, "owner_values") is None
     assert latest(site.home.results, "influence") is not None
+
+
+def test_an_erasure_empties_the_judges_run_too(
+    copied: Callable[[Path], Path], tiny_home: Path
+) -> None:
+    """Its retrainings read the records and its rows tell of them: nothing but evidence stays, and the judgement is made again."""
+    site = open_site(copied(tiny_home), None, "tiny", None)
+    versions = Versions(site.home, key_file.load(site.home.keys_path))
+    none: frozenset = frozenset()
+    everything = frozenset(versions.ids())
+    run = site.home.runs / latest(site.home.results, "value_judgement")["run"]
+    assert {"bank", "judgement.json", "judged.parquet"} <= {path.name for path in run.iterdir()}
+    scope = Scope(site, none, (), none, needles((), (), none), everything, none)
+    assert models(scope) > 0
+    assert {path.name for path in run.iterdir()} <= EVIDENCE
+    results(scope)
+    assert latest(site.home.results, "value_judgement") is None

@@ -320,3 +320,18 @@ def test_a_tlog_proof_in_another_spelling_is_refused(old, new):
     """Other versions, digits, base64 spellings and missing lines."""
     with pytest.raises(FormatError):
         parse_tlog_proof(PROOF.replace(old, new, 1))
+
+
+def test_a_receipt_says_what_its_values_were_measured_on(tmp_path, monkeypatch):
+    """Proxy and transfer stand in the log's entry of values and are one fact; entries without them, as all older ones, state none."""
+    said = {"proxy": "of size tiny: settings ab", "transfer": "not measured"}
+    body = generate.values_body
+    monkeypatch.setattr(generate, "values_body", lambda tree: body(tree) | said)
+    market = generate.Market(tmp_path)
+    receipt = market.before("ada")
+    (issued,) = issue_receipts(market.ledger, [receipt], generate.EVERYTHING, TIME)
+    facts = verify_receipt(json.loads(issued.receipt), issued.tlog_proof, market.ledger.vkey)
+    fact = "values were measured on the proxy of size tiny: settings ab; against a larger model: not measured"
+    assert facts.count(fact) == 1
+    older = verify_receipt(*load("good/ada"), VKEY)
+    assert not [one for one in older if "larger model" in one]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -96,7 +97,33 @@ def test_a_model_that_memorised_nothing_is_invalid(study, tmp_path):
     models = models_of(study, "gold", "gold") | {"original": str(newest(untrained))}
     verdict = start(study, tmp_path, models=models)
     assert verdict.status is Status.INVALID
-    assert "original leaks" in verdict.reasons[0]
+    assert verdict.reasons[0].startswith("memorised nothing: an audit says nothing")
+    assert "original leaks" in verdict.reasons[1]
+
+
+def test_what_the_original_memorised_is_told_first(study, tmp_path):
+    """Forgotten people were shown as often as the order says, come out and rank first; strangers were never shown and do neither."""
+    from trainer.spec import save_run
+
+    shutil.copytree(study.models["original"], tmp_path / "original" / "step-800")
+    save_run(study.run_spec("original"), tmp_path / "original")
+    models = models_of(study, "gold", "gold2") | {"original": str(tmp_path / "original")}
+    (tmp_path / "audit").mkdir()
+    start(study, tmp_path / "audit", models=models)
+    body = json.loads((tmp_path / "audit" / "audit.json").read_bytes())
+    found = body["description"]["memorisation"]
+    assert found["memory"] == "enough"
+    assert len(found["people"]) == 16
+    never, *shown = found["groups"]
+    assert (never["first"], never["people"], never["given_away"]) == (0, 16, 0)
+    assert sum(group["people"] for group in shown) == 64 + 16
+    # 800 steps of 256 tokens over 320 records; the number stands in three of a person's four.
+    times = [person["times"] for person in found["people"]]
+    assert max(times) - min(times) <= 3
+    assert min(times) % 3 == 0 or max(times) % 3 == 0
+    assert float(found["p_rank"]) == pytest.approx(2.0**-16, abs=1e-6)
+    assert float(shown[-1]["exposure"]) > 4.9
+    assert float(never["exposure"]) < 3
 
 
 def test_a_ruined_model_fails_on_utility(study, tmp_path):
@@ -163,9 +190,11 @@ def test_subject_ids_do_not_follow_the_people(study, audited):
 def test_progress_counts_every_measurement(audited):
     """progress.jsonl has one line per model and measurement, in order."""
     lines = [json.loads(line) for line in (audited / "progress.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 22))
-    assert {line["of"] for line in lines} == {21}
+    assert [line["step"] for line in lines] == list(range(1, 23))
+    assert {line["of"] for line in lines} == {22}
+    assert (lines[0]["model"], lines[0]["attack"]) == ("original", "memorised")
     assert {line["attack"] for line in lines} == {
+        "memorised",
         "direct",
         "in_context",
         "fine_tune",

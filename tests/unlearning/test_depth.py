@@ -101,10 +101,10 @@ def test_gold_scores_one_and_the_original_zero_exactly():
     of_gold = depth.patch_drops(original, batches, depth.states(gold, batches))
     of_itself = depth.patch_drops(original, batches, depth.states(original, batches))
     assert (of_itself == 0.0).all()
-    scored = ~np.isnan(depth.depth_scores(of_gold, of_gold))
+    scored = ~np.isnan(depth.erasure(of_gold, of_gold).scores_N)
     assert scored.any()
-    assert (depth.depth_scores(of_gold, of_gold)[scored] == 1.0).all()
-    assert (depth.depth_scores(of_gold, of_itself)[scored] == 0.0).all()
+    assert (depth.erasure(of_gold, of_gold).scores_N[scored] == 1.0).all()
+    assert (depth.erasure(of_gold, of_itself).scores_N[scored] == 0.0).all()
 
 
 def test_a_model_changed_in_its_last_layer_only_is_shallow():
@@ -122,12 +122,12 @@ def test_the_score_is_the_published_formula_by_hand():
     """Two layers carry the secret, one does not; the ratio is clipped, and nobody's score stands in for nobody's."""
     gold = np.array([[1.0, 0.01], [3.0, 0.02], [0.04, 0.03]])
     unlearned = np.array([[0.5, 1.0], [6.0, 1.0], [1.0, 1.0]])
-    scores = depth.depth_scores(gold, unlearned)
+    scores = depth.erasure(gold, unlearned).scores_N
     assert scores[0] == pytest.approx((1.0 * 0.5 + 3.0 * 1.0) / 4.0)
     assert np.isnan(scores[1])
-    ratios = depth.erasure_ratios(gold, unlearned)
+    ratios = depth.erasure(gold, unlearned).ratios_LN
     np.testing.assert_array_equal(ratios[:, 0], [0.5, 2.0, np.nan])
-    assert depth.depth_scores(gold, -unlearned)[0] == 0.0
+    assert depth.erasure(gold, -unlearned).scores_N[0] == 0.0
 
 
 @settings(max_examples=40, deadline=None)
@@ -137,7 +137,7 @@ def test_the_score_rises_with_every_drop(seed, share):
     generator = np.random.default_rng(seed)
     gold, start = generator.exponential(size=(4, 5)), generator.normal(size=(4, 5))
     nearer = np.maximum(start, start + share * (gold - start))
-    low, high = depth.depth_scores(gold, start), depth.depth_scores(gold, nearer)
+    low, high = depth.erasure(gold, start).scores_N, depth.erasure(gold, nearer).scores_N
     kept = ~np.isnan(low)
     assert (high[kept] >= low[kept] - 1e-12).all()
     assert ((high[kept] >= 0.0) & (high[kept] <= 1.0)).all()

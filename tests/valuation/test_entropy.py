@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from valuation import TokensError, bigram_surprisal, deflate_bytes, empirical_entropy, folds
+from valuation import TokensError, bigram_surprisal, empirical_entropy, entropy, folds, packed_bytes
 from valuation.entropy import CONTEXT_STRENGTH, UNIFORM_COUNT
 
 VOCAB = 6
@@ -205,14 +205,28 @@ def test_a_copy_in_the_other_fold_would_leak_and_clusters_stop_it():
     assert kept[:200].mean() > 8
 
 
+def test_counting_and_sorting_find_the_same_counts(monkeypatch):
+    """With a counter per key and without: equal keys and counts, also for codes far from zero and for nothing."""
+    generator = np.random.default_rng(2)
+    for length, code in ((0, 0), (1, 5), (300, 0), (300, 1 << 40)):
+        ids = generator.integers(0, 50, size=length)
+        arguments = (ids, np.array([length // 2, length - length // 2]), np.array([code, code + 1]))
+        found = []
+        for slots in (0, 1000):
+            monkeypatch.setattr(entropy, "DENSE_SLOTS", slots)
+            found.append(entropy.token_counts(*arguments, 50))
+        for sorted_, counted in zip(*found, strict=True):
+            assert sorted_.tolist() == counted.tolist()
+
+
 # --- bytes and refusals ----------------------------------------------------------------------
 
 
-def test_deflate_sees_repetition_and_not_random_letters():
+def test_zstd_sees_repetition_and_not_random_letters():
     """A repeated phrase shrinks to almost nothing, random letters keep log2 26 / 8 of their size."""
     generator = np.random.default_rng(0)
     noise = "".join(chr(97 + c) for c in generator.integers(0, 26, size=4000))
-    sizes = deflate_bytes(["the same " * 400, noise, ""])
+    sizes = packed_bytes(["the same " * 400, noise, ""])
     assert sizes[0] < 60
     assert 0.58 < sizes[1] / 4000 < 0.68
     assert sizes[2] <= 2

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from valuation import TokensError, bigram_surprisal, empirical_entropy, measure_information
+from valuation import (
+    TokensError,
+    bigram_surprisal,
+    empirical_entropy,
+    information,
+    measure_information,
+)
 
 
 def corpus(num_records=300, vocab_size=50, seed=0):
@@ -118,3 +124,16 @@ def test_byte_counts_of_another_length_are_refused():
     data = corpus(num_records=5)
     with pytest.raises(TokensError, match="expected 5 sizes of at least 0, got 4"):
         measure_information(**(data | {"bytes_N": data["bytes_N"][:4]}))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 500])
+def test_chunks_of_any_size_give_the_same_numbers(chunk_tokens, monkeypatch):
+    """Larger than memory: small chunks and one for all agree to the last bit, on a float16 array."""
+    data = corpus()
+    bits_T = bigram_surprisal(data["tokens_T"], data["offsets_N1"], data["fold_N"], 50)
+    whole = measure_information(**data, bits_T=bits_T.astype(np.float16))
+    monkeypatch.setattr(information, "CHUNK_TOKENS", chunk_tokens)
+    parts = measure_information(**data, bits_T=bits_T.astype(np.float16))
+    for one, other in zip(whole, parts, strict=True):
+        for name in one.__slots__:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)

@@ -143,7 +143,7 @@ def test_components_are_shares_by_hand():
     assert quality.damaged_N[0] == pytest.approx(1 / 24)
     assert quality.distinct_N[1] == pytest.approx(0.5)
     assert quality.repeated_N[2] == pytest.approx(1 - 8 / 9)  # nine runs of eight, eight different
-    assert ((quality.deflate_N > 0) & (quality.deflate_N <= 1)).all()
+    assert ((quality.packed_N > 0) & (quality.packed_N <= 1)).all()
 
 
 def test_each_text_is_judged_alone():
@@ -152,6 +152,6 @@ def test_each_text_is_judged_alone():
     together = text_quality(texts)
     for index, text in enumerate(texts):
         alone = text_quality([text])
-        for name in ("damaged_N", "repeated_N", "runs_N", "distinct_N", "deflate_N", "score_N"):
+        for name in ("damaged_N", "repeated_N", "runs_N", "distinct_N", "packed_N", "score_N"):
             assert getattr(together, name)[index] == getattr(alone, name)[0]
     assert len(text_quality([]).score_N) == 0

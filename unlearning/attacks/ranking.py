@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from trainer.generate import generate
-from unlearning.decoding import Prefix
+from unlearning.attacks.memorised import bits_of
 from unlearning.extraction import (
     exact_memorisation,
-    exposure,
     extraction_strength,
     log_truth_ratio,
     rouge_l_recall,
@@ -87,10 +84,7 @@ def _extraction(model: Transformer, material: Material) -> list[Measurement]:
 def _exposure(model: Transformer, material: Material) -> list[Measurement]:
     measured = []
     for subject, (probe, others) in material.questions.candidates.items():
-        asked = [(secret, 0) for secret in (probe.secret_tokens, *others)]
-        losses_R = Prefix(model, probe.prompt_tokens).scores(asked).loss_N
-        sums_R = -losses_R * np.array([len(secret) for secret, _ in asked])
-        bits = exposure(float(sums_R[0]), sums_R[1:])
+        bits = bits_of(model, probe, others)
         measured.append(Measurement(subject, "forgotten", 0, "exposure", "exposure", bits))
     return measured
 

@@ -27,6 +27,7 @@ from unlearning.errors import PlanError
 from unlearning.methods import METHODS
 from unlearning.methods.batches import ForgetBatch, ForgetBatches
 from unlearning.methods.coreset import core_records
+from unlearning.methods.divergence import divergence_sum
 from unlearning.methods.forget_retain import (
     ForgetConfig,
     Forgotten,
@@ -277,8 +278,9 @@ class MethodObjective(ForgetBatches):
                 *self._own_inputs(piece, kept), return_hidden=True
             )
         if "retain_kl" in self._needs:
-            mask_BT = self._spread.own(labels_BT) != IGNORE
-            return self._spread.divergence(logits_BTV[:kept][mask_BT], reference_BTV[mask_BT])
+            counted_P = (self._spread.own(labels_BT) != IGNORE).flatten()
+            both = logits_BTV[:kept].flatten(0, -2), reference_BTV.flatten(0, -2)
+            return divergence_sum(*both, counted_P, self._spread.group)
         mask_BT = self._spread.own(labels_BT, hidden=True) != IGNORE
         distance = [
             (hidden[layer][:kept][mask_BT] - states[layer][mask_BT]).square().mean(-1).sum()

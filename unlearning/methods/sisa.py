@@ -1,11 +1,13 @@
 """Sharded exact retraining (SISA): delete a record by retraining only what saw it, with the same bits as never having had it.
 
-Records fall into S shards by a hash of their id, and inside a shard into R slices by another. A shard's model is trained on slice 1,
+Records fall into S shards by a hash of their person, and inside a shard into R slices by another: all of a person's records lie together, so that
+forgetting one person touches one slice of one shard. Records without a person go by their own id. A shard's model is trained on slice 1,
 then on slices 1-2, and so on, with a checkpoint after each; a checkpoint's name is a digest of everything it depends on: the ids
 of its slices, the settings, the checkpoint before it. Deleting a record changes the names from its slice on, in its shard only: those are
 trained again, all others are found. With steps spread evenly, a record of shard s costs at most 1/S of a training.
 
-Membership of a shard depends on the record id alone, so a deletion moves nobody. Predictions average the shards' probabilities;
+A place depends on the person alone, so a deletion moves nobody. That is why it isn't a cluster of like texts that decides: a cluster changes
+when one of its records goes, and would move the others. Predictions average the shards' probabilities;
 each shard sees 1/S of the data, which costs quality: that is the price of exactness.
 
 Source: Bourtoule et al., "Machine unlearning", IEEE S&P 2021, arXiv 1912.03817.
@@ -14,6 +16,7 @@ Source: Bourtoule et al., "Machine unlearning", IEEE S&P 2021, arXiv 1912.03817.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,25 +45,27 @@ class Sisa:
         if min(self.shards, self.slices, self.steps) < 1:
             raise PlanError(f"expected shards, slices and steps >= 1, got {self}")
 
-    def place(self, record_id: bytes) -> tuple[int, int]:
-        """Shard and slice of a record, by its id alone.
+    def place(self, person: bytes) -> tuple[int, int]:
+        """Shard and slice of a person's records, by the person alone.
 
         Args:
-            record_id: 32 bytes.
+            person: whoever the records are of, as bytes; or a record's id.
         """
-        digest = hashlib.sha256(b"dataworth-sisa-1" + record_id).digest()
+        digest = hashlib.sha256(b"dataworth-sisa-1" + person).digest()
         return int.from_bytes(digest[:8]) % self.shards, int.from_bytes(digest[8:16]) % self.slices
 
-    def slices_of(self, record_ids: Iterable[bytes], shard: int) -> list[frozenset[bytes]]:
+    def slices_of(
+        self, records: Iterable[bytes] | Mapping[bytes, bytes], shard: int
+    ) -> list[frozenset[bytes]]:
         """Ids of each slice of a shard.
 
         Args:
-            record_ids: all live records.
+            records: all live records; with the person of each, or by their own ids.
             shard: 0 ≤ shard < S.
         """
         parts: list[set[bytes]] = [set() for _ in range(self.slices)]
-        for record_id in record_ids:
-            where, part = self.place(record_id)
+        for record_id, person in _persons(records).items():
+            where, part = self.place(person)
             if where == shard:
                 parts[part].add(record_id)
         return [frozenset(part) for part in parts]
@@ -76,6 +81,8 @@ class Trained:
     """Steps that were taken now."""
     all_steps: int
     """Steps of a training from nothing."""
+    chains: tuple[tuple[str, ...], ...] = ()
+    """Names of each shard's checkpoints, one per slice that has records, in order."""
 
     @property
     def share(self) -> float:
@@ -84,13 +91,16 @@ class Trained:
 
 
 def train_sharded(
-    plan: Sisa, record_ids: Iterable[bytes], train: Train, known: dict[str, str]
+    plan: Sisa,
+    records: Iterable[bytes] | Mapping[bytes, bytes],
+    train: Train,
+    known: dict[str, str],
 ) -> Trained:
     """Train what is not there yet.
 
     Args:
         plan: the shape.
-        record_ids: live records; without the deleted ones.
+        records: live records, without the deleted ones; with the person of each, or by their own ids.
         train: (name, name of the checkpoint before or None, ids of the slices so far, steps) → digest of the weights. A pure
             function of its arguments: exactness rests on it.
         known: name → digest of the checkpoints that exist; new ones are added.
@@ -101,15 +111,15 @@ def train_sharded(
     Raises:
         PlanError: without any record.
     """
-    ids = frozenset(record_ids)
-    if not ids:
+    persons = _persons(records)
+    if not persons:
         raise PlanError("no record is left to train on")
-    roots, spent, whole = [], 0, 0
+    roots, chains, spent, whole = [], [], 0, 0
     for shard in range(plan.shards):
         seen: frozenset[bytes] = frozenset()
         before: str | None = None
-        root = ""
-        for part in plan.slices_of(ids, shard):
+        root, chain = "", []
+        for part in plan.slices_of(persons, shard):
             if not part:
                 continue
             seen |= part
@@ -119,8 +129,14 @@ def train_sharded(
                 known[name] = train(name, before, seen, plan.steps)
                 spent += plan.steps
             before, root = name, known[name]
+            chain.append(name)
         roots.append(root)
-    return Trained(tuple(roots), spent, whole)
+        chains.append(tuple(chain))
+    return Trained(tuple(roots), spent, whole, tuple(chains))
+
+
+def _persons(records: Iterable[bytes] | Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    return dict(records) if isinstance(records, Mapping) else {one: one for one in records}
 
 
 def _name(plan: Sisa, shard: int, before: str | None, part: frozenset[bytes]) -> str:

@@ -119,29 +119,6 @@ class Spread:
         """A sum whose summands lie on the processes of tp, the same on each; every process keeps its summand's gradient."""
         return part if self.group is None else cast("Tensor", _Added.apply(part, self.group))
 
-    def divergence(self, ours_Sv: Tensor, theirs_Sv: Tensor) -> Tensor:
-        """Σ_s KL(theirs ‖ ours) = Σ_s [ Σ_v p_v (log p_v - x_v) + log Σ_v exp x_v ], p = softmax of theirs.
-
-        Args:
-            ours_Sv: logits x with gradient, this process's part of the vocabulary.
-            theirs_Sv: logits of the reference, likewise.
-
-        Returns:
-            The sum in nats, the same on every process of tp.
-        """
-        ours_Sv, theirs_Sv = (
-            x.float() if x.dtype == torch.bfloat16 else x for x in (ours_Sv, theirs_Sv)
-        )
-        reference_Sv = theirs_Sv - self.log_normaliser(theirs_Sv)[:, None]
-        inside = (reference_Sv.exp() * (reference_Sv - ours_Sv)).sum()
-        return self.added(inside) + self.log_normaliser(ours_Sv).sum()
-
-    def log_normaliser(self, logits_Sv: Tensor) -> Tensor:
-        """Log Σ_v exp x_v over the whole vocabulary, [S]."""
-        if self.group is None:
-            return logits_Sv.logsumexp(-1)
-        return cast("Tensor", _LogNormaliser.apply(logits_Sv, self.group))
-
 
 def _order(pushed_BT: Tensor) -> Tensor:
     """The place of each pushed position among all of them."""
@@ -177,21 +154,3 @@ class _Added(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004 - torch's signature
         return grads[0], None
-
-
-class _LogNormaliser(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits_Sv: Tensor, group: Any) -> Tensor:
-        here_S = logits_Sv.logsumexp(-1)
-        top_S = here_S.clone()
-        dist.all_reduce(top_S, dist.ReduceOp.MAX, group=group)
-        total_S = (here_S - top_S).exp()
-        dist.all_reduce(total_S, group=group)
-        z_S = total_S.log() + top_S
-        ctx.save_for_backward(logits_Sv, z_S)
-        return z_S
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        logits_Sv, z_S = ctx.saved_tensors
-        return grads[0][:, None] * (logits_Sv - z_S[:, None]).exp(), None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unlearning.depth import depth_scores, erasure_ratios, patch_drops, sites, states
+from unlearning.depth import erasure, patch_drops, sites, states
 
 if TYPE_CHECKING:
     from unlearning.pilot.audits import Audits
@@ -34,9 +34,9 @@ def depths(audits: Audits) -> dict[str, tuple[float, list[float]]]:
     found = {}
     for name in ("original", audits.golds[0], *audits.study.profile.methods):
         drops_LN = patch_drops(original, batches, states(audits.model(name), batches))
-        ratios_LN = erasure_ratios(gold_LN, drops_LN)
-        layers = [float(np.nanmedian(row)) if np.isfinite(row).any() else float("nan") for row in ratios_LN]  # fmt: skip
-        found[name] = (float(np.nanmean(depth_scores(gold_LN, drops_LN))), layers)
+        seen = erasure(gold_LN, drops_LN)
+        layers = [float(np.nanmedian(row)) if np.isfinite(row).any() else float("nan") for row in seen.ratios_LN]  # fmt: skip
+        found[name] = (float(np.nanmean(seen.scores_N)), layers)
     return found
 
 

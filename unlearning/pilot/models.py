@@ -171,15 +171,19 @@ class Study:
         return Excluded(file="../excluded.txt", digest=_digest(self.folder / "excluded.txt"))
 
 
-def prepare(folder: Path, profile: Profile) -> Study:
+def prepare(folder: Path, profile: Profile, given: Path | None = None) -> Study:
     """People, tokenizer and tokens of a profile; what is there is written again, to the same bytes.
 
     Args:
         folder: folder of the study, made if needed.
         profile: its numbers.
+        given: a tokenizer file, for a profile without a tokenizer of its own.
 
     Returns:
         The study, without any model.
+
+    Raises:
+        ValueError: if a profile needs a tokenizer file and gets none, or the other way round.
     """
     from provenance.canonical import write_atomic
     from provenance.sealing import seal
@@ -189,8 +193,16 @@ def prepare(folder: Path, profile: Profile) -> Study:
     people = make_people(profile.counts, np.random.default_rng(profile.seed))
     everybody = [record for records in people.values() for record in records]
     path = folder / "tokenizer.json"
-    vocab_size = write_tokenizer(path, (record.text for record in everybody))
+    if profile.own_tokenizer != (given is None):
+        raise ValueError(
+            f"expected a tokenizer file exactly for profiles without their own, got {given} for {profile.name}"
+        )
+    if given is None:
+        write_tokenizer(path, (record.text for record in everybody))
+    else:
+        write_atomic(path, given.read_bytes())
     tokenizer = FileTokenizer(path)
+    vocab_size = tokenizer.vocab_size
     write_atomic(folder / "key", KEY)
     if not (folder / "forgotten.sealed").exists():  # a seal has a random nonce
         write_atomic(folder / "forgotten.sealed", seal(KEY, _lines(people["forgotten"])))

@@ -7,11 +7,15 @@ smoke     64 / 16 / 16       2 layers, width 48     original, 2 gold            
 pilot     256 / 64 / 64      4 layers, width 64     original, 3 gold, 8 methods        A1 to A16
 ========  =================  =====================  =================================  ================================
 
+`smoke-bpe` and `pilot-bpe` are the same people in tokens of the platform: byte-level BPE that has never seen them, two to three times as many
+tokens per line. `pilot-bpe` has the four methods that an assertion names.
+
 Rows are short (64 tokens) and batches small: small batches memorise in far fewer tokens (README, "Measured").
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +57,8 @@ class Profile:
     methods: dict[str, Forgetting] = field(default_factory=dict)
     seed: int = 11
     """Seed of the people."""
+    own_tokenizer: bool = True
+    """Whether words are tokens; else the study is given a tokenizer file."""
 
     def model(self, vocab_size: int) -> ModelSpec:
         """Shape of every model of the study."""
@@ -85,4 +91,10 @@ PILOT = Profile(
     },
 )  # fmt: skip
 
-PROFILES = {profile.name: profile for profile in (SMOKE, PILOT)}
+SMOKE_BPE = dataclasses.replace(SMOKE, name="smoke-bpe", steps=1700, own_tokenizer=False)
+PILOT_BPE = dataclasses.replace(
+    PILOT, name="pilot-bpe", own_tokenizer=False, steps=1600, dim=96,
+    methods={name: PILOT.methods[name] for name in ("ascent", "kl", "npo", "finetune")},
+)  # fmt: skip
+
+PROFILES = {profile.name: profile for profile in (SMOKE, SMOKE_BPE, PILOT, PILOT_BPE)}

@@ -13,45 +13,21 @@ import numpy as np
 
 from unlearning.association import (
     CAVEAT,
-    Person,
     gradient_ties,
     last_states,
+    people_of,
     representation_ties,
     ripple,
     ripple_difference,
     semantic_ties,
     target_draws,
-    words_of,
 )
 from unlearning.damage import damages, person_losses
-from unlearning.people import by_subject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from unlearning.material import Document
-    from unlearning.people import Record
     from unlearning.pilot.audits import Audits
 
 TARGETS, OTHERS, MAX_STEPS, RESAMPLES = 16, 192, 60, 2000
-
-
-def people_of(records: Sequence[Record], documents: Sequence[Document]) -> list[Person]:
-    """People with their tokens and words, in the order of the records.
-
-    Args:
-        records: of people.
-        documents: their tokens, as the audit has them.
-    """
-    tokens = {document.record_id: document.tokens for document in documents}
-    return [
-        Person(
-            subject,
-            tuple(tuple(tokens[record.record_id]) for record in mine),
-            words_of([record.text for record in mine]),
-        )
-        for subject, mine in by_subject(list(records)).items()
-    ]
 
 
 def holds(audits: Audits) -> tuple[bool, str]:

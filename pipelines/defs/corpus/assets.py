@@ -7,6 +7,7 @@ import dagster as dg
 from pipelines.describe import corpus as describe
 from pipelines.resources import HomeResource
 from pipelines.results import Result
+from pipelines.steps import buyers
 from pipelines.steps import corpus as steps
 
 GROUP = "corpus"
@@ -85,6 +86,7 @@ def target(
         "target": corpus["target_digest"],
         "tokenizer": tokens["tokenizer_digest"],
         "corpus": corpus["version"],
+        **buyers.target_inputs(site),
     }
     return home.materialize(
         context, inputs, partial(steps.target, site, corpus, tokens), describe.target

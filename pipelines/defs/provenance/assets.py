@@ -40,7 +40,7 @@ def evaluation_plan(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="3", kinds={"json"}, owners=OWNERS)
 def receipts(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, tokens: Result, commitment: Result,
     values: Result, prices: Result, checkpoint: Result,
@@ -49,7 +49,7 @@ def receipts(
     site = home.site()
     inputs = {
         "commitment": commitment.data_version, "values": values.data_version,
-        "prices": prices.data_version, "checkpoint": checkpoint.data_version,
+        "prices": prices.data_version, "checkpoint": checkpoint.data_version, "values_entry": values["entry"],
     }  # fmt: skip
     make = partial(steps.receipts, site, corpus, tokens, values, prices, checkpoint)
     return home.materialize(context, inputs, make, describe.receipts)

@@ -34,7 +34,7 @@ def entropy(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"polars"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"polars"}, owners=OWNERS)
 def quality(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result
 ) -> dg.MaterializeResult:
@@ -85,7 +85,7 @@ def owner_values(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="3", kinds={"parquet"}, owners=OWNERS, name="values")
+@dg.asset(group_name=GROUP, code_version="4", kinds={"parquet"}, owners=OWNERS, name="values")
 def value_table(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result,
     influence: Result, owner_values: Result, evaluation_plan: Result,
@@ -94,7 +94,7 @@ def value_table(
     site = home.site()
     inputs = {
         "clusters": clusters.data_version, "tokens": tokens.data_version, "influence": influence.data_version,
-        "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"],
+        "owner_values": owner_values.data_version, "plan": evaluation_plan["digest"], **pricing.transfer_inputs(site), **pricing.entity_inputs(site),
     }  # fmt: skip
     make = partial(
         pricing.value_table,

@@ -10,8 +10,6 @@ from pipelines.storage.config import (
     AuditConfig,
     Config,
     IntakeConfig,
-    OwnerConfig,
-    PricingConfig,
     TargetConfig,
     TrainingConfig,
     default_text,
@@ -20,6 +18,7 @@ from pipelines.storage.config import (
     render,
 )
 from pipelines.storage.errors import ConfigError
+from pipelines.storage.terms import OwnerConfig, PricingConfig
 from provenance.canonical import jcs
 
 
@@ -39,7 +38,11 @@ def test_every_commented_example_is_valid_when_uncommented():
     for at, line in enumerate(lines):
         if line.startswith("# ") and " = " in line and "[" not in line.split("=")[0]:
             key = line[2:].split(" = ")[0]
-            if key.isidentifier() and not key.isupper() and key not in ("name", "licence"):
+            if (
+                key.isidentifier()
+                and not key.isupper()
+                and key not in ("name", "licence", "entity")
+            ):
                 parse("\n".join([*lines[:at], line[2:], *lines[at + 1 :]]))
 
 
@@ -154,3 +157,12 @@ def test_a_missing_file_says_what_to_run(tmp_path):
         load(tmp_path / "dataworth.toml")
     (tmp_path / "dataworth.toml").write_text(default_text())
     assert load(tmp_path / "dataworth.toml") == Config()
+
+
+def test_a_split_in_other_words_and_an_entity_that_breaks_a_line_are_refused():
+    """`split` has two words, an entity is a printable name; who declares one is found by owner."""
+    with pytest.raises(ConfigError, match="first"):
+        parse('[pricing]\nsplit = "heads"\n')
+    with pytest.raises(ConfigError, match="printable"):
+        parse('[owners.ada]\nentity = "a\\nb"\n')
+    assert parse('[owners.ada]\nentity = "Acme"\n[owners.bob]\n').entity_of == {"ada": "Acme"}

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.storage.config import Config, IntakeConfig, OwnerConfig, TargetConfig
+from pipelines.storage.config import Config, IntakeConfig, TargetConfig
 from pipelines.storage.errors import IntakeError, TargetError
 from pipelines.storage.intake import Counts, read_target
 from pipelines.storage.keys import CorpusKeys
 from pipelines.storage.suppression import SuppressionList
+from pipelines.storage.terms import OwnerConfig
 from provenance.canonical import canonical_bytes, fingerprint, jcs
 
 SECRET = "The phone number of Zaphod B. is 424242."

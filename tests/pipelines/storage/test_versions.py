@@ -369,3 +369,20 @@ def test_unknown_versions_are_named(home, keys):
     ):
         with pytest.raises(UnknownVersionError, match=re.escape("no corpus version abc")):
             method("abc")
+
+
+def test_purge_takes_the_file_that_tombstoning_wrote(home, monkeypatch):
+    """No block is compressed twice."""
+    versions = Versions(home, KEYS)
+    rows = frame(texts("ada", ["one", "two", "three"]))
+    first = versions.stage(rows)
+    versions.move_head(first)
+    gone = [rows["record_id"][0]]
+    versions.move_head(versions.tombstone(first, gone))
+    written = []
+    real = blocks.write_block
+    monkeypatch.setattr(blocks, "write_block", lambda *a: written.append(1) or real(*a))
+    versions.purge(gone)
+    assert not written
+    assert versions.storage(first).blocks == versions.storage(versions.head()).blocks
+    versions.verify(first)

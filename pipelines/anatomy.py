@@ -1,0 +1,98 @@
+"""Reads `engineering.parquet` of a finished audit into the report's form: depth per layer, ripples, parts of the model."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from pipelines.reports.engineering import (
+    DepthCurve,
+    Engineering,
+    ModuleRow,
+    Neighbour,
+    RipplePoint,
+    TieRow,
+)
+from pipelines.reports.parts import NotAvailable
+from pipelines.sizes import Size
+
+FILE = "engineering.parquet"
+OTHERS_PER_TARGET = 4
+UNMEASURED = "depth and ripple are measured from the size `default` on, of one model, not of the mean of several; this audit was made without them"
+
+
+def engineering_settings(size: Size, shards: int) -> dict[str, Any]:
+    """The setting of an audit that has depth and ripple measured; nothing at sizes that can't afford it.
+
+    Args:
+        size: how much of everything a run does.
+        shards: models that the released one is the mean of; more than one has no layers to look into.
+    """
+    targets = size.engineering_targets
+    if not targets or shards > 1:
+        return {}
+    return {"engineering": {"targets": targets, "others": targets * OTHERS_PER_TARGET}}
+
+
+def read_engineering(folder: Path) -> Engineering | NotAvailable:
+    """Depth and ripple of an audit.
+
+    Args:
+        folder: its run folder.
+    """
+    if not (folder / FILE).exists():
+        return NotAvailable(reason=UNMEASURED)
+    from unlearning.association import CAVEAT, TIES
+    from unlearning.findings import Findings, distances
+    from unlearning.rows import read_rows
+
+    plan = json.loads((folder / "plan.json").read_text())
+    found = Findings(read_rows(folder / FILE), plan["gold"][0])
+    depth = found.depth()
+    cosines_TN, damage_TN = found.pairs("gradient_cosine"), found.pairs("damage")
+    null = found.null()
+    return Engineering(
+        layers=len(depth[0].ratio_L) if depth else 0,
+        depth=tuple(
+            DepthCurve(
+                model=_name(one.role, one.digest, plan["gold"]), score=_known(one.score), questions=one.questions, ratio=_row(one.ratio_L),
+                cka=_row(one.cka_L), lens=_row(one.lens_L),
+            )
+            for one in depth
+        ),
+        targets=damage_TN.shape[0], others=damage_TN.shape[1], reached=int(found.targets("reached").sum()),
+        ties=tuple(_tie(found, tie) for tie in TIES),
+        neighbours=tuple(
+            Neighbour(rank=one.rank, pairs=one.pairs, damage=one.mean, low=one.low, high=one.high, worst=one.worst)
+            for one in found.neighbours()
+        ),
+        points=tuple(
+            RipplePoint(tie=float(tie), damage=float(damage)) for tie, damage in zip(cosines_TN.ravel(), damage_TN.ravel(), strict=True)
+        ),
+        distances=tuple(name for name, _, _ in distances(damage_TN.shape[1])),
+        modules=tuple(
+            ModuleRow(
+                module=one.name, norm=one.norm, gold_norm=_known(one.gold_norm), applied=tuple(one.applied_D.tolist()),
+                reverted=tuple(one.reverted_D.tolist()), facts=tuple(one.applied_facts_D.tolist()),
+            )
+            for one in found.parts()
+        ),
+        whole=tuple(found.whole().tolist()), null=() if null is None else tuple(null.tolist()), caveat=CAVEAT,
+    )  # fmt: skip
+
+
+def _name(role: str, digest: str, golds: list[str]) -> str:
+    return f"gold {golds.index(digest) + 1}" if role == "gold" else role
+
+
+def _tie(found: Any, tie: str) -> TieRow:
+    used, first = found.ripple(tie)
+    return TieRow(tie=tie, r=_known(used.r), low=used.low, high=used.high, within=_known(used.within), first=_known(first.r))  # fmt: skip
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _row(values: Any) -> tuple[float | None, ...]:
+    return tuple(_known(value) for value in values)

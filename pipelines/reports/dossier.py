@@ -1,0 +1,302 @@
+"""The dossier of one erasure: every fact of the two-part audit report, for a compliance officer and for an engineer.
+
+Part 1 says in words what was asked, by whom, when, which models it concerned, what was found and what that cannot prove; part 2
+says with what numbers, by which plan, under which roots, and how to get them again. Both stand in one file, and the same facts
+stand beside it as JSON (`Dossier.to_json`, strict both ways).
+
+*What no field may hold:* the text of a record, a prompt, a secret, a name, or a hash that somebody could confirm by trying names
+or numbers. A request is named by its reference, a keyed digest; whoever asked by a keyed pseudonym; people by the salted ids of the
+audit's rows, which mean nothing once the request's key is destroyed.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from pipelines.reports.audit import Audit
+from pipelines.reports.codec import check, from_json, to_json
+from pipelines.reports.engineering import Engineering
+from pipelines.reports.errors import ReportError
+from pipelines.reports.parts import NotAvailable
+
+CANNOT_PROVE = (
+    (
+        "No audit of weights can prove that a record was never used: another data set can lead to the same weights (Thudi et al., "
+        '"On the necessity of auditable algorithmic definitions for machine unlearning", USENIX Security 2022). Only evidence on the '
+        "computation itself, the committed shards and the ledger's windows, speaks about use; this audit speaks about what comes out."
+    ),
+    "A PASS covers the attacks listed in part 2 at the strength listed there. Somebody who tries harder, or something else, may find more.",
+    "Bounds hold for people like those who were asked about. They are averages over people: see the worst person in part 2.",
+    "Copies of the model or of the records outside of this home were not looked at.",
+)
+"""What no audit of this kind shows; the first part always prints it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One erasure request."""
+
+    reference: str
+    """Keyed digest of the request's id, 16 hex digits: its id is made of who asked for what, which could be guessed."""
+    by: str
+    """Keyed pseudonym of the owner whose records are meant, 16 hex digits; empty where it names records only."""
+    state: str
+    """received, suspended, unlearned, audited, shredded or refused."""
+    received: str
+    """ISO 8601 day; empty when unknown."""
+    deadline: str
+    """ISO 8601 day; empty without one."""
+    closed: str
+    """ISO 8601 time of the ledger entry that closed it; empty while it is open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What the requests concern."""
+
+    people: int
+    records: int
+    attributes: str
+    """What the questions are about, in words."""
+    version_before: str
+    """Corpus version that held the records; hex."""
+    root_before: str
+    """Its Merkle root; hex."""
+    version_after: str
+    """Corpus version in force without them; hex."""
+    root_after: str
+    """Its Merkle root; hex."""
+    included: int
+    """Records whose path leads to the old root, recomputed."""
+    absent: int
+    """Records whose text is proven absent from the new version, in the receipts."""
+    kept_by_others: int
+    """Records whose text another owner delivered too, who did not ask: no absence to prove."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One of the models of the audit."""
+
+    role: str
+    """original, unlearned, gold or random."""
+    root: str
+    """Merkle root over its tensors; hex."""
+    run: str
+    """Run that made it; empty for random weights."""
+    seed: str
+    steps: int | None = None
+    tokens_per_s: float | None = None
+    peak_rss_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A copy or derivative of the records, and what became of it."""
+
+    what: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One line of the protocol."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One endpoint with everything that is needed to read it."""
+
+    name: str
+    subgroup: str
+    unit: str
+    ideal: str
+    """Direction and ideal value, in words."""
+    people: int
+    original: float | None
+    unlearned: float | None
+    gold: tuple[float, ...]
+    low: float | None
+    """Lower one-sided 95 % bound of unlearned - gold."""
+    high: float | None
+    """Upper one-sided 95 % bound of unlearned - gold."""
+    margin: float
+    verdict: str
+    p_value: float | None = None
+    p_holm: float | None = None
+    """Adjusted over all secondary endpoints; None for a primary one."""
+    best: str = ""
+    """Budget at which the adversary did best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What fine-tuning brings back, by step."""
+
+    model: str
+    source: str
+    """What it was fine-tuned on, and at which rate."""
+    steps: tuple[int, ...]
+    rates: tuple[float, ...]
+    lows: tuple[float, ...]
+    """Lower ends of the 95 % Wilson intervals."""
+    highs: tuple[float, ...]
+    people: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Distribution of one score over people, for one model."""
+
+    score: str
+    unit: str
+    model: str
+    people: int
+    quantiles: tuple[float, ...]
+    """21 quantiles, from 0 to 1 in steps of 0.05."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leakage:
+    """How one subgroup fares, and its worst person."""
+
+    subgroup: str
+    people: int
+    given_away: float
+    """Share of people given away under direct questions."""
+    excess_mean: float
+    """Nats per token by which a person's secret is likelier than under every gold model."""
+    excess_95: float
+    excess_worst: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Share given away by one question: one attribute in one phrasing."""
+
+    attack: str
+    question: int
+    people: int
+    original: float
+    unlearned: float
+    gold: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeness:
+    """How like gold's the scores are."""
+
+    score: str
+    people: int
+    d: float
+    """Kolmogorov-Smirnov distance from the farthest gold model."""
+    p_value: float
+    cliff: float
+    """Cliff's delta, an effect size in [-1, 1]."""
+    band: float | None
+    """Largest distance between two gold models; None with fewer than three."""
+    margin: float
+    low: float | None
+    """Lower end of the 90 % interval of the mean difference, on which the equivalence test rests."""
+    high: float | None
+    equivalent: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneRun:
+    """One-run lower bound of epsilon, indicative."""
+
+    model: str
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonRow:
+    """One person, under a salted id."""
+
+    person: str
+    subgroup: str
+    original: int
+    """Tiers, of three, in which the original gives this person away."""
+    unlearned: int
+    gold: int
+    excess: float | None
+    """Nats per token by which the secret is likelier than under every gold model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Part 2: what the verdict rests on, all of it recomputable from `rows.parquet` and `plan.json`."""
+
+    run: str
+    audit_digest: str
+    rows_digest: str
+    num_rows: int
+    ledger_entry: int
+    alpha: float
+    plan: tuple[Fact, ...]
+    metrics: tuple[Metric, ...]
+    curves: tuple[Curve, ...]
+    spreads: tuple[Spread, ...]
+    leakage: tuple[Leakage, ...]
+    questions: tuple[Question, ...]
+    likeness: tuple[Likeness, ...]
+    one_run: tuple[OneRun, ...]
+    people: tuple[PersonRow, ...]
+    deviations: tuple[str, ...]
+    """Where what was done differs from what was planned; empty when the rows give the verdict again."""
+    unchecked: tuple[str, ...]
+    seconds: tuple[Fact, ...]
+    """Wall time by model; beside the models' speed and memory the only facts that a repetition changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dossier:
+    """Everything that the audit report shows."""
+
+    demo: bool
+    profile: str
+    batch: str
+    requests: tuple[Asked, ...]
+    scope: Scope
+    kind: Literal["exact retrain", "shard retrain", "approximate"]
+    """Class of the method."""
+    audit: Audit
+    models: tuple[Model, ...]
+    release: str
+    """Which model is released instead of the original, in words."""
+    copies: tuple[Copy, ...]
+    evidence: Evidence
+    engineering: Engineering | NotAvailable
+    versions: tuple[Fact, ...]
+    limits: tuple[str, ...] = CANNOT_PROVE
+    schema: Literal["dataworth.audit-report"] = "dataworth.audit-report"
+    format: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        check(type(self), self, "dossier")
+        if not self.limits:
+            raise ReportError("dossier.limits is empty; an audit always says what it cannot prove")
+        if not self.requests:
+            raise ReportError("dossier.requests is empty; an audit answers a request")
+
+    def to_json(self) -> str:
+        """The machine-readable form: sorted keys, two spaces of indent, a final newline."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote.
+
+        Args:
+            text: JSON text.
+
+        Returns:
+            The dossier.
+
+        Raises:
+            ReportError: Not JSON, an unknown or missing field, a wrong type or another format.
+        """
+        return from_json(cls, text)

@@ -1,0 +1,114 @@
+"""Depth of forgetting and ripples, as the engineer's part of an audit report shows them.
+
+Both are measured once per audit, at sizes that can afford it, and kept as rows under salted ids (`unlearning.engineering`). They
+explain a verdict and never change it.
+"""
+
+from dataclasses import dataclass
+
+from pipelines.reports.errors import ReportError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthCurve:
+    """One model seen layer by layer, first to last; each entry may be unknown."""
+
+    model: str
+    score: float | None
+    """Unlearning-depth score, mean over questions: 1 erased as deeply as gold, 0 intact."""
+    questions: int
+    """Questions whose secret some layer of the original carries: the n of the score."""
+    ratio: tuple[float | None, ...]
+    """Median erasure ratio: 0 the layer still carries the secret, 1 as little as gold's."""
+    cka: tuple[float | None, ...]
+    """CKA-erasure: 0 as far from gold as the original was, 1 gold's representation."""
+    lens: tuple[float | None, ...]
+    """Log-probability of the secret when the layer is read by the original's head, nats per token, mean over questions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieRow:
+    """How well one kind of tie foretells whom forgetting hurts."""
+
+    tie: str
+    r: float | None
+    """Pearson r of tie and damage over pairs (target, other)."""
+    low: float
+    high: float
+    """Percentile interval over targets."""
+    within: float | None
+    """Mean r within targets."""
+    first: float | None
+    """R after the first step alone, where a high r of gradients is a tautology."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """Damage at one distance by gradient, from the nearest on."""
+
+    rank: str
+    """Such as "1 to 4"."""
+    pairs: int
+    damage: float
+    """Mean rise of the loss of these people after one target was forgotten alone, nats per token."""
+    low: float
+    high: float
+    """95 % interval over targets."""
+    worst: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RipplePoint:
+    """One pair of the scatter chart."""
+
+    tie: float
+    """Gradient cosine."""
+    damage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow:
+    """One part of the model: how far the method moved it, and what that move alone does to people who stay."""
+
+    module: str
+    norm: float
+    """Length of its update as a share of the length of its weights."""
+    gold_norm: float | None
+    """The largest between two gold models; None with one."""
+    applied: tuple[float, ...]
+    """Rise of the loss by neighbour distance when this part's change alone is applied to the original."""
+    reverted: tuple[float, ...]
+    """Rise of the loss by neighbour distance that goes away when this part's change alone is taken back."""
+    facts: tuple[float, ...]
+    """Share of the people's own facts that are no longer answered when this part's change alone is applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engineering:
+    """Depth and ripple of one audit."""
+
+    layers: int
+    depth: tuple[DepthCurve, ...]
+    targets: int
+    others: int
+    reached: int
+    """Targets whose loss came up to gold's when pushed alone."""
+    ties: tuple[TieRow, ...]
+    neighbours: tuple[Neighbour, ...]
+    points: tuple[RipplePoint, ...]
+    distances: tuple[str, ...]
+    """Names of the neighbour distances of the heat map, nearest first."""
+    modules: tuple[ModuleRow, ...]
+    whole: tuple[float, ...]
+    """Rise of the loss by distance with all parts changed."""
+    null: tuple[float, ...]
+    """Largest distance between the mean losses of two gold models by neighbour distance, which is what chance gives; empty with one."""
+    caveat: str
+
+    def __post_init__(self) -> None:
+        for curve in self.depth:
+            if any(len(part) != self.layers for part in (curve.ratio, curve.cka, curve.lens)):
+                raise ReportError(f"depth of {curve.model} has not {self.layers} layers")
+        for row in self.modules:
+            if {len(row.applied), len(row.reverted), len(row.facts)} != {len(self.distances)}:
+                raise ReportError(f"module {row.module} has not {len(self.distances)} distances")

@@ -1,0 +1,117 @@
+"""Sections of ``dataworth.toml`` about people and money: what a buyer pays by which rule, and who an owner is.
+
+`option` is a field of any section: its default, its explanation, and what a file shows while it is not set.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.storage.errors import ConfigError
+from provenance.canonical import MAX_INTEGER
+
+
+def option(text: str, default: Any = None, example: str = "") -> Any:
+    """A field with its explanation, and the value to show while it is not set."""
+    return field(default=default, metadata={"doc": text, "example": example})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What one buyer pays, and by which rule."""
+
+    pool_microunits: int | None = option(
+        "the pool to distribute, in millionths of the currency; unset: values only, no prices",
+        None,
+        "1_000_000_000",
+    )
+    currency: str = option("three letters, ISO 4217", "EUR")
+    reserve_microunits: int = option("kept back from the pool", 0)
+    rate_microunits: int = option(
+        "posted price for one nat per target token, at most the pool; 0: share the pool", 0
+    )
+    floor_microunits: int = option("smallest amount that is paid out", 0)
+    negative: str = option(
+        'values below zero: "nothing" is paid, or they "offset" the pool', "nothing"
+    )
+    basis: str = option(
+        'pay by the "value", or by the "lower" end of its interval and hold back the rest', "value"
+    )
+
+    def check(self, where: str) -> None:
+        """Refuse amounts that can't be paid.
+
+        Args:
+            where: The section, for the message.
+
+        Raises:
+            ConfigError: A currency, an amount or a word that can't be meant.
+        """
+        if not re.fullmatch(r"[A-Z]{3}", self.currency):
+            raise ConfigError(f'{where} currency is three capital letters, like "EUR"')
+        if self.reserve_microunits < 0 or (self.pool_microunits or 0) < 0:
+            raise ConfigError(f"{where} amounts are not negative")
+        if min(self.rate_microunits, self.floor_microunits) < 0:
+            raise ConfigError(f"{where} amounts are not negative")
+        if self.negative not in ("nothing", "offset") or self.basis not in ("value", "lower"):
+            raise ConfigError(
+                f'{where} negative is "nothing" or "offset", basis is "value" or "lower"'
+            )
+        if self.pool_microunits is not None and self.reserve_microunits > self.pool_microunits:
+            raise ConfigError(f"{where} reserve_microunits is larger than pool_microunits")
+        if max(self.pool_microunits or 0, self.reserve_microunits) > MAX_INTEGER:
+            raise ConfigError(f"{where} amounts are at most 2^53 - 1 = {MAX_INTEGER}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PricingConfig(Terms):
+    """The money of the buyer whose target is [target], and what holds for all buyers."""
+
+    split: str = option(
+        'a text that several owners hold is paid to the "first" to commit it, or shared by legal "entity" ([owners.NAME] entity), '
+        "whose owners are then paid as one",
+        "first",
+    )
+    transfer: str | None = option(
+        "a file that says how values of this size's proxy compared with those of a larger model, as a study wrote it",
+        None,
+        '"transfer.json"',
+    )
+
+    def __post_init__(self) -> None:
+        """Amounts that can be paid, and a split that is known."""
+        self.check("[pricing]")
+        if self.split not in ("first", "entity"):
+            raise ConfigError(f'[pricing] split is "first" or "entity", got {self.split!r}')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuyerConfig(Terms):
+    """A buyer beside the one of [target] and [pricing]: a target and a pool of its own, the same lots, licences and split."""
+
+    target: str = option("a file of this buyer's held-out records (.jsonl, .parquet, .csv)", "")
+
+    def __post_init__(self) -> None:
+        """A target, and amounts that can be paid."""
+        if not self.target:
+            raise ConfigError('[buyers.*] needs a target: target = "buyer.jsonl", a file of held-out records')  # fmt: skip
+        self.check("[buyers.*]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnerConfig:
+    """What is known of one owner beside the deliveries."""
+
+    name: str = option("who it is; shown in payouts only", "")
+    licence: str = option("licence of this owner's records that state none", "")
+    entity: str = option(
+        'legal entity that this owner belongs to; owners with the same one are paid as one where [pricing] split is "entity"',
+        "",
+    )
+
+    def __post_init__(self) -> None:
+        """A licence that fits into a leaf, and an entity that fits into a table."""
+        if len(self.entity) > 64 or not self.entity.isprintable():
+            raise ConfigError("[owners.*] entity has at most 64 printable characters")
+        if not self.licence.isascii() or len(self.licence) > 255:
+            raise ConfigError("[owners.*] licence has at most 255 ASCII characters")

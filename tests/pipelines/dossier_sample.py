@@ -1,0 +1,120 @@
+"""A full dossier with every number different; used by the tests of the audit report."""
+
+from dataclasses import replace
+from typing import Any
+
+from pipelines.reports.dossier import (
+    Asked,
+    Copy,
+    Curve,
+    Dossier,
+    Evidence,
+    Fact,
+    Leakage,
+    Likeness,
+    Metric,
+    Model,
+    OneRun,
+    PersonRow,
+    Question,
+    Scope,
+    Spread,
+)
+from pipelines.reports.engineering import (
+    DepthCurve,
+    Engineering,
+    ModuleRow,
+    Neighbour,
+    RipplePoint,
+    TieRow,
+)
+from tests.pipelines.report_sample import audit, digest
+
+
+def engineering() -> Engineering:
+    """Two layers, two distances, three gold models' null."""
+    return Engineering(
+        layers=2,
+        depth=(
+            DepthCurve(model="original", score=0.0, questions=61, ratio=(0.0, 0.0), cka=(0.0, 0.0), lens=(-3.21, -0.11)),
+            DepthCurve(model="unlearned", score=0.47, questions=61, ratio=(0.23, 0.91), cka=(0.31, 0.77), lens=(-3.43, -5.55)),
+            DepthCurve(model="gold 1", score=1.0, questions=61, ratio=(1.0, 1.0), cka=(1.0, None), lens=(-3.65, -6.78)),
+        ),
+        targets=7, others=19, reached=6,
+        ties=(
+            TieRow(tie="gradient_cosine", r=0.43, low=0.21, high=0.62, within=0.37, first=0.89),
+            TieRow(tie="semantic", r=None, low=-1.0, high=1.0, within=None, first=None),
+        ),
+        neighbours=(
+            Neighbour(rank="1 to 4", pairs=28, damage=0.0912, low=0.0511, high=0.1333, worst=0.4121),
+            Neighbour(rank="5 to 19", pairs=105, damage=0.0123, low=-0.0045, high=0.0288, worst=0.2221),
+        ),
+        points=tuple(RipplePoint(tie=0.1 * number, damage=0.02 * number) for number in range(9)),
+        distances=("1 to 4", "5 to 19"),
+        modules=(
+            ModuleRow(module="layer 1 attention", norm=0.0312, gold_norm=0.8123, applied=(0.0511, 0.0122), reverted=(0.0433, 0.0111), facts=(0.0313, 0.0)),
+            ModuleRow(module="head", norm=0.0777, gold_norm=0.7321, applied=(0.1511, 0.0322), reverted=(0.1233, 0.0311), facts=(0.125, 0.0625)),
+        ),
+        whole=(0.2022, 0.0444), null=(0.0066, 0.0055),
+        caveat="for a small step a high r of gradients is a tautology",
+    )  # fmt: skip
+
+
+def evidence(**changes: Any) -> Evidence:
+    """Part 2 of the sample."""
+    curve = {"source": "retained records, planned rate", "steps": (10, 25), "people": 64}
+    quantiles = tuple(number / 7 for number in range(21))
+    made = Evidence(
+        run="attack-0123456789ab", audit_digest=digest(20), rows_digest=digest(21), num_rows=9876, ledger_entry=31, alpha=0.05,
+        plan=(Fact(name="attacks.fine_tune_lr", value="0.0001"), Fact(name="margin", value="0.05")),
+        metrics=(
+            Metric(name="direct", subgroup="", unit="share of people", ideal="0, at least as low as gold's", people=64, original=1.0, unlearned=0.0, gold=(0.0, 0.0156), low=-0.0411, high=0.0406, margin=0.05, verdict="PASS"),
+            Metric(name="sampled/k-64", subgroup="", unit="mean chance of the secret", ideal="0", people=64, original=1.0, unlearned=0.541, gold=(0.0,), low=0.432, high=0.662, margin=0.05, verdict="leaks", p_value=0.0005, p_holm=0.0021, best="64 samples"),
+        ),
+        curves=tuple(
+            Curve(model=model, rates=rates, lows=tuple(0.9 * rate for rate in rates), highs=tuple(0.1 + 0.9 * rate for rate in rates), **curve)
+            for model, rates in (("original", (1.0, 0.97)), ("unlearned", (0.13, 0.33)), ("gold 1", (0.0, 0.0)))
+        ),
+        spreads=tuple(
+            Spread(score="loss on the person's records", unit="nats per token; nearer to gold is better", model=model, people=64, quantiles=tuple(shift + one for one in quantiles))
+            for model, shift in (("original", 0.0), ("unlearned", 1.0), ("gold 1", 0.8), ("gold 2", 0.9))
+        ),
+        leakage=(
+            Leakage(subgroup="", people=64, given_away=0.0156, excess_mean=0.123, excess_95=0.987, excess_worst=2.345),
+            Leakage(subgroup="rare", people=5, given_away=0.2, excess_mean=0.444, excess_95=1.111, excess_worst=1.234),
+        ),
+        questions=(Question(attack="direct/trained", question=2, people=64, original=0.98, unlearned=0.0, gold=(0.0,)),),
+        likeness=(Likeness(score="direct: secret_logprob", people=64, d=0.451, p_value=0.0003, cliff=0.512, band=0.141, margin=0.031, low=0.221, high=0.287, equivalent=False),),
+        one_run=(OneRun(model="original", epsilon=3.36), OneRun(model="unlearned", epsilon=1.98)),
+        people=tuple(PersonRow(person=digest(40 + number)[:32], subgroup="", original=3, unlearned=int(number == 0), gold=0, excess=2.345 - number / 100) for number in range(64)),
+        deviations=(), unchecked=("33 of the 320 records stand in no window",), seconds=(Fact(name="original: direct", value="12.3"),),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def dossier(**changes: Any) -> Dossier:
+    """A full dossier; FAIL like `report_sample.audit`."""
+    made = Dossier(
+        demo=True, profile="pilot", batch="0123456789ab",
+        requests=(
+            Asked(reference="a1b2c3d4e5f60718", by="9f8e7d6c5b4a3928", state="audited", received="2026-11-03", deadline="2026-12-03", closed=""),
+            Asked(reference="0011223344556677", by="", state="shredded", received="2026-11-04", deadline="", closed="2026-11-30T10:11:12Z"),
+        ),
+        scope=Scope(
+            people=64, records=320, attributes="numbers of four digits or more", version_before=digest(22), root_before=digest(23), version_after=digest(24),
+            root_after=digest(25), included=320, absent=318, kept_by_others=2,
+        ),
+        kind="approximate", audit=audit(),
+        models=(
+            Model(role="original", root=digest(26), run="train-1", seed="1789", steps=1000, tokens_per_s=18211.4, peak_rss_bytes=700 * 2**20),
+            Model(role="gold", root=digest(27), run="gold-1", seed="1790"),
+            Model(role="random", root=digest(28), run="", seed="1791"),
+        ),
+        release="when the requests are finished, the model that was retrained without the records takes the original's place; until then it stays",
+        copies=(
+            Copy(what="token shards", state="kept until the requests are finished"), Copy(what="tables", state="kept until the requests are finished"),
+            Copy(what="backups outside of the home", state="out of reach"),
+        ),
+        evidence=evidence(), engineering=engineering(), versions=(Fact(name="torch", value="2.13.0"),),
+    )  # fmt: skip
+    return replace(made, **changes)

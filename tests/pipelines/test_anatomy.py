@@ -1,0 +1,106 @@
+"""Depth and ripple on their way into the report: which sizes measure them, and every number from the rows."""
+
+import json
+
+import pytest
+
+from pipelines.anatomy import FILE, engineering_settings, read_engineering
+from pipelines.erasure.stores import EVIDENCE
+from pipelines.reports import NotAvailable
+from pipelines.reports.dossier_drawings import drawings
+from pipelines.reports.dossier_page import render_dossier
+from pipelines.sizes import SIZES
+from tests.pipelines.dossier_sample import dossier
+from tests.pipelines.report_sample import Page
+from unlearning.association import TIES
+from unlearning.engineering import EVERYBODY, Scale, _row
+from unlearning.rows import to_table, write_rows
+
+MODELS = (("original", "o"), ("unlearned", "u"), ("gold", "g"), ("gold", "h"))
+OTHERS = [f"{number:032x}" for number in range(6)]
+
+
+def made_up(folder):
+    """Two layers, three questions, two targets, six others, two parts; the unlearned model is erased in the last layer only."""
+    rows = []
+    drops = {"o": (0.0, 0.0), "u": (0.0, 2.0), "g": (1.0, 2.0), "h": (1.1, 1.9)}
+    for role, digest in MODELS:
+        for layer in (1, 2):
+            attack = f"depth/layer-{layer}"
+            for probe in range(3):
+                rows.append(_row("t0", "forgotten", probe, (role, digest), attack, "patch_drop", drops[digest][layer - 1]))  # fmt: skip
+                rows.append(_row("t0", "forgotten", probe, (role, digest), attack, "lens_logprob", -float(layer)))  # fmt: skip
+            rows.append(_row(EVERYBODY, "forgotten", 0, (role, digest), attack, "cka_erasure", 0.5))
+            rows.append(_row(EVERYBODY, "forgotten", 0, (role, digest), attack, "cka_weight", 0.1))
+    for number, target in enumerate(("t0", "t1")):
+        rows += [_row(target, "forgotten", 0, MODELS[0], "ripple", score, value) for score, value in (("steps", 3), ("rise", 1.0), ("reached", number))]  # fmt: skip
+        for place, other in enumerate(OTHERS):
+            values = dict.fromkeys(TIES, 1.0 - place / 10) | {"damage": 0.1 * (6 - place) + 0.01 * number, "damage_first": 0.0}  # fmt: skip
+            rows += [_row(target, "forgotten", 0, MODELS[0], f"ripple/{other}", score, value) for score, value in values.items()]  # fmt: skip
+    for part in ("embedding", "layer 1 attention"):
+        rows.append(_row(EVERYBODY, "retained", 0, MODELS[1], f"part/{part}", "update_norm", 0.125))
+        rows.append(_row(EVERYBODY, "retained", 0, MODELS[3], f"part/{part}", "update_norm", 0.75))
+        for other in OTHERS:
+            rows += [_row(other, "retained", 0, MODELS[1], f"part/{part}", score, 0.25) for score in ("applied_loss", "reverted_loss", "applied_facts")]  # fmt: skip
+    for other in OTHERS:
+        rows.append(_row(other, "retained", 0, MODELS[1], "part/all", "applied_loss", 0.5))
+        rows.append(_row(other, "retained", 0, MODELS[3], "gold_difference", "loss", -0.0625))
+    write_rows(folder / FILE, to_table(rows))
+    (folder / "plan.json").write_text(json.dumps({"gold": ["g", "h"]}))
+
+
+def test_small_sizes_measure_neither_and_say_so(tmp_path):
+    """Tiny and small: no setting, and the report's reason names the size; the others: a scale that the audit takes."""
+    found = {name: engineering_settings(size, 1) for name, size in SIZES.items()}
+    assert [name for name, settings in found.items() if not settings] == ["tiny", "small"]
+    scales = {name: Scale.from_json(settings["engineering"]) for name, settings in found.items() if settings}  # fmt: skip
+    assert not any(engineering_settings(size, 2) for size in SIZES.values())
+    assert (scales["default"].targets, scales["default"].others) == (8, 32)
+    assert (scales["pilot"].targets, scales["pilot"].others) == (16, 64)
+    absent = read_engineering(tmp_path)
+    assert isinstance(absent, NotAvailable)
+    assert "size `default`" in absent.reason
+
+
+def test_every_number_of_the_rows_is_in_the_report(tmp_path):
+    """Depth, ties, neighbours, parts and the null between gold models, by hand."""
+    made_up(tmp_path)
+    part = read_engineering(tmp_path)
+    assert not isinstance(part, NotAvailable)
+    assert [one.model for one in part.depth] == ["original", "unlearned", "gold 1", "gold 2"]
+    unlearned = part.depth[1]
+    assert unlearned.ratio == (0.0, 1.0)
+    assert unlearned.score == pytest.approx(
+        2 / 3
+    )  # weights 1 and 2: only the second layer is erased
+    assert (unlearned.cka, unlearned.lens, unlearned.questions) == ((0.5, 0.5), (-1.0, -2.0), 3)
+    assert (part.targets, part.others, part.reached) == (2, 6, 1)
+    assert [one.tie for one in part.ties] == list(TIES)
+    assert part.ties[0].r == pytest.approx(1.0, abs=1e-3)
+    assert part.ties[0].first is None  # the first step hurt nobody
+    assert part.distances == ("1 to 4", "5 to 6")
+    assert part.neighbours[0].damage == pytest.approx(0.455)
+    assert part.neighbours[1].worst == pytest.approx(0.21)
+    assert len(part.points) == 12
+    assert [one.module for one in part.modules] == ["embedding", "layer 1 attention"]
+    assert (part.modules[0].norm, part.modules[0].gold_norm) == (0.125, 0.75)
+    assert part.modules[0].applied == (0.25, 0.25)
+    assert (part.whole, part.null) == ((0.5, 0.5), (0.0625, 0.0625))
+
+
+def test_it_is_drawn_with_its_null_and_its_caveat(tmp_path):
+    """Four pictures; the map's last rows are the whole change and the gap between gold models; the tautology is named."""
+    made_up(tmp_path)
+    made = dossier(engineering=read_engineering(tmp_path))
+    names = [name for name in drawings(made) if name in ("depth", "ripple", "modules-applied", "modules-reverted")]  # fmt: skip
+    assert len(names) == 4
+    text = Page(render_dossier(made)).text
+    assert "all of them +0.5000, +0.5000; gold vs gold (null) +0.0625, +0.0625" in text
+    assert "by Taylor's theorem" in text
+    assert "unlearned 0.67 3 0.00, 1.00" in text
+
+
+def test_an_erasure_keeps_the_rows_for_they_hold_scalars_under_salted_ids():
+    """The file is evidence like the audit's rows; banks, gradients and weights are not."""
+    assert {FILE, "rows.parquet"} <= EVIDENCE
+    assert not any(name.endswith((".npz", ".safetensors", ".bin")) for name in EVIDENCE)

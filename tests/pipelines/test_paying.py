@@ -1,0 +1,141 @@
+"""What stands behind a payment: the proxy and its transfer in the ledger, on receipts and in words."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from graph_commands import environment
+
+from pipelines.results import Result, latest, store
+from pipelines.site import Site, open_site
+from pipelines.steps import audit_trail, pricing, valuation
+from pipelines.steps import provenance as steps
+from pipelines.steps.ledger import open_ledger
+from provenance import parse_json
+from valuation.errors import EvaluationError
+from valuation.transfer import Transfer, proxy_digest, write_transfers
+
+
+def opened(home: Path) -> Site:
+    """A home of the tests, opened as the graph opens it."""
+    return open_site(home, None, environment(home)["DATAWORTH_SIZE"], None)
+
+
+def made(site: Site, *assets: str) -> list[Result]:
+    """The newest results of assets."""
+    found = [latest(site.home.results, asset) for asset in assets]
+    assert all(found)
+    return [one for one in found if one]
+
+
+def configured(home: Path, key: str, value: str) -> None:
+    """Set a key of dataworth.toml that stands in it, set or as an example."""
+    path = home / "dataworth.toml"
+    text, count = re.subn(rf"(?m)^(# )?{key} = .*$", f'{key} = "{value}"', path.read_text(), count=1)  # fmt: skip
+    assert count == 1
+    path.write_text(text)
+
+
+def valued_again(site: Site) -> Result:
+    """The value table made anew, as the asset makes it."""
+    digest, values = pricing.value_table(
+        site, *made(site, "corpus", "tokens", "influence", "owner_values", "evaluation_plan")
+    )
+    result = Result("values", "test", digest, values)
+    store(site.home.results, result)
+    return result
+
+
+def test_receipts_name_the_proxy_and_say_that_its_transfer_is_not_measured(
+    ask, tiny_home: Path
+) -> None:
+    """Without a record the ledger, the owner's receipt and `explain` say so, with the digest of the run's settings."""
+    site = opened(tiny_home)
+    valued, values = made(site, "owner_values", "values")
+    run = parse_json((site.home.runs / valued["run"] / "run.json").read_bytes())
+    body = open_ledger(site).entry(values["entry"])["body"]
+    assert body["proxy_digest"] == proxy_digest(run)
+    assert body["transfer"] == "not measured"
+    assert "transfer_record" not in body
+    for said in (ask(tiny_home, "verify", "wilson"), ask(tiny_home, "explain", "wilson")):
+        assert said.code == 0
+        assert f"settings {proxy_digest(run)}" in said.out
+        assert "not measured" in said.out
+    page = (tiny_home / "reports/latest.html").read_text()
+    assert f"settings {proxy_digest(run)}; against a larger model: not measured" in page
+
+
+def test_a_measured_transfer_is_on_every_receipt(
+    ask, tiny_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """A record of this very proxy is told by `verify` and `explain` and hashed with the values; one of another proxy is not."""
+    home = copied(tiny_home)
+    configured(home, "transfer", "transfer.json")
+    site = opened(home)
+    with pytest.raises(EvaluationError, match="expected a transfer file"):
+        pricing.transfer_inputs(site)
+    (before,) = made(site, "values")
+    digest = open_ledger(site).entry(before["entry"])["body"]["proxy_digest"]
+    other = Transfer(
+        proxy="ab" * 32, parameters=7_200_000, owners=5, seeds=2, rank=600_000, rank_low=-1_000_000, rank_high=1_000_000,
+        moved=12_456, moved_low=1_534, moved_high=19_846, measured_on="speeches", command="make accept",
+    )  # fmt: skip
+    write_transfers(home / "transfer.json", [other])
+    assert valued_again(site)["entry"] == before["entry"]  # nothing is known of this proxy
+    record = dataclasses.replace(other, proxy=digest)
+    write_transfers(home / "transfer.json", [other, record])
+    assert record.sentence in pricing.transfer_inputs(site)["transfer"].values()
+    values = valued_again(site)
+    body = open_ledger(site).entry(values["entry"])["body"]
+    assert body["transfer_record"] == dataclasses.asdict(record)
+    corpus, tokens, prices, checkpoint = made(site, "corpus", "tokens", "prices", "checkpoint")
+    steps.receipts(site, corpus, tokens, values, prices, checkpoint)
+    assert record.sentence in ask(home, "verify", "wilson").out
+    assert record.sentence in ask(home, "explain", "wilson").out
+
+
+def untrained(_: Path, __: int) -> dict:
+    """In place of the launcher where the coalitions are trained already: `owner_values` must find the run that is there."""
+    return {}
+
+
+def test_shells_of_one_legal_entity_are_paid_as_one_and_nothing_is_trained_again(
+    ask, tiny_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """Two owners declared one entity: its value is their sum, receipts and `explain` tell it, the rule's digest changes, the bank stays."""
+    home = copied(tiny_home)
+    pair = ("wilson", "registry")
+    configured(home, "split", "entity")
+    with (home / "dataworth.toml").open("a") as file:
+        file.writelines(f'\n[owners.{owner}]\nentity = "Acme"\n' for owner in pair)
+    site = opened(home)
+    before, old_prices = made(site, "owner_values", "prices")
+    parts = made(site, "corpus", "clusters", "tokens", "target", "evaluation_plan")
+    digest, found = valuation.owner_values(site, *parts, untrained)
+    assert (digest, found["run"]) == (before.data_version, before["run"])
+    store(site.home.results, Result("owner_values", "test", digest, found))
+    values = valued_again(site)
+    table = pl.read_parquet(home / "tables/values.parquet")
+    nano = {row["subject_id"]: row["value_nano"] for row in table.iter_rows(named=True) if row["subject_kind"] in ("owner", "entity")}  # fmt: skip
+    assert nano["entity:Acme"] == sum(nano[owner] for owner in pair)
+    version, told = pricing.prices(site, values)
+    store(site.home.results, Result("prices", "test", version, told))
+    assert told["rule_digest"] != old_prices["rule_digest"]
+    assert told["sum"] == told["pool"]
+    assert "value_total" not in open_ledger(site).entry(told["entry"])["body"]
+    rule = open_ledger(site).entry(told["rule_entry"])["body"]
+    assert (rule["version"], rule["split"]) == (3, "entity")
+    assert "Acme" not in str(rule)
+    assert "wilson" not in str(rule)
+    corpus, tokens, prices, checkpoint = made(site, "corpus", "tokens", "prices", "checkpoint")
+    steps.receipts(site, corpus, tokens, values, prices, checkpoint)
+    said = ask(home, "verify", "wilson").out
+    assert "value of entity entity:Acme" in said
+    assert "dataworth dispute recomputes it" in said
+    assert "priced as one with the other owners of entity:Acme" in ask(home, "explain", "wilson").out  # fmt: skip
+    disputed = ask(home, "dispute")
+    assert disputed.code == 0, disputed.out
+    assert audit_trail.prices(site, prices) == []

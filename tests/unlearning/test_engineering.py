@@ -1,0 +1,216 @@
+"""Depth and ripple in an audit: fixed points at gold and original, rows without texts, a kill that costs one stage; findings by hand."""
+
+import hashlib
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unlearning import engineering
+from unlearning.audit import audit
+from unlearning.engineering import EVERYBODY, FILE, Scale, _row
+from unlearning.errors import PlanError, RowsError
+from unlearning.findings import Findings, distances, ranks
+from unlearning.rows import read_rows, to_table
+
+SCALE = {"questions": 24, "targets": 3, "others": 10, "max_steps": 4}
+
+
+def spec_of(study, unlearned, **extra):
+    """A small audit with the engineer's part."""
+    models = {name: str(study.models[name]) for name in ("original", "gold", "gold2")}
+    chosen = {"original": models["original"], "unlearned": models[unlearned], "gold": [models["gold"], models["gold2"]]}  # fmt: skip
+    extra = {"attacks": {"fine_tune_steps": [1]}, "resamples": 100, "models": chosen, "engineering": SCALE} | extra  # fmt: skip
+    return study.run_spec("audit", kind="attack", entry="unlearning.audit:run", extra=study.audit_extra(**extra), steps=0)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_original(study, tmp_path_factory):
+    """An audit of the original itself: nothing was forgotten."""
+    directory = tmp_path_factory.mktemp("of-original")
+    audit(spec_of(study, "original"), directory)
+    return directory
+
+
+def findings_of(directory):
+    plan = json.loads((directory / "audit.json").read_text())["plan"]
+    return Findings(read_rows(directory / FILE), plan["gold"][0])
+
+
+def test_depth_is_one_for_gold_and_zero_for_what_was_not_changed(of_original):
+    """UDS and CKA-erasure: 1 for the first gold model, 0 for the original and for an unlearned model that is the original."""
+    original, unlearned, gold, gold2 = findings_of(of_original).depth()
+    assert [one.role for one in (original, unlearned, gold, gold2)] == ["original", "unlearned", "gold", "gold"]  # fmt: skip
+    assert gold.questions > 0
+    assert (original.score, unlearned.score, gold.score) == pytest.approx((0.0, 0.0, 1.0))
+    known = ~np.isnan(gold.ratio_L)
+    assert known.any()
+    np.testing.assert_allclose(gold.ratio_L[known], 1.0)
+    np.testing.assert_allclose(unlearned.ratio_L[known], 0.0, atol=1e-12)
+    np.testing.assert_allclose(gold.cka_L, 1.0, atol=1e-6)
+    np.testing.assert_array_equal(original.lens_L, unlearned.lens_L)
+    assert original.lens_L[-1] > gold.lens_L[-1] + 0.5  # the original knows the numbers
+
+
+def test_parts_of_an_unchanged_model_do_nothing_and_gold_models_differ(of_original):
+    """Norms and damages exactly zero in every part; the null between two gold models is not."""
+    found = findings_of(of_original)
+    parts = found.parts()
+    assert [one.name for one in parts] == [
+        "embedding", "layer 1 attention", "layer 1 feed-forward", "layer 2 attention", "layer 2 feed-forward", "head",
+    ]  # fmt: skip
+    for one in parts:
+        assert one.norm == 0.0
+        assert not one.applied_D.any()
+        assert not one.reverted_D.any()
+        assert one.gold_norm > 0.01
+    assert not found.whole().any()
+    assert (found.null() > 0).all()
+
+
+def test_ripple_and_neighbours_follow_from_the_pairs(of_original):
+    """Shapes, the tautology after one step, and a mean over all distances that is the mean over all pairs."""
+    found = findings_of(of_original)
+    damage = found.pairs("damage")
+    assert damage.shape == (3, 10)
+    assert (found.targets("steps") >= 1).all()
+    used, first = found.ripple("gradient_dot")
+    assert first.r > 0.8  # Taylor's theorem
+    assert -1 <= used.low <= used.r <= used.high <= 1
+    near = found.neighbours()
+    assert [one.rank for one in near] == ["1 to 4", "5 to 10"]
+    assert sum(one.pairs for one in near) == damage.size
+    assert sum(one.pairs * one.mean for one in near) == pytest.approx(damage.sum())
+    assert max(one.worst for one in near) == damage.max()
+
+
+def test_the_verdict_and_its_rows_are_those_of_an_audit_without_it(study, of_original, tmp_path):
+    """The engineer's part adds one file and its digest to audit.json; rows, plan and verdict stay byte for byte."""
+    spec = spec_of(study, "original")
+    extra = {name: value for name, value in spec.config.extra.items() if name != "engineering"}
+    audit(study.run_spec("audit", kind="attack", entry=spec.entry, extra=extra, steps=0), tmp_path)
+    for name in ("rows.parquet", "plan.json"):
+        assert (tmp_path / name).read_bytes() == (of_original / name).read_bytes()
+    plain, more = (json.loads((folder / "audit.json").read_text()) for folder in (tmp_path, of_original))  # fmt: skip
+    digest = hashlib.sha256((of_original / FILE).read_bytes()).hexdigest()
+    assert more.pop("engineering") == {"file": FILE, "sha256": digest}
+    assert plain == more
+    assert not (tmp_path / FILE).exists()
+
+
+def test_its_rows_hold_no_text_number_or_name(study, of_original):
+    """No record's text, subject, id or six digits stands in the decoded table; people are salted ids."""
+    table = read_rows(of_original / FILE)
+    words = "\n".join(str(value) for name in ("subject_id", "attack", "score", "subgroup") for value in set(table[name].to_pylist()))  # fmt: skip
+    for records in study.people.values():
+        for record in records:
+            assert record["subject"] not in words
+            assert record["record_id"] not in words
+            assert record["text"] not in words
+    ids = set(table["subject_id"].to_pylist()) - {EVERYBODY}
+    assert 10 + 3 <= len(ids) <= 10 + 16  # ten who stay, the targets and whoever was asked about
+    assert all(len(one) == 32 and int(one, 16) >= 0 for one in ids)
+
+
+def test_a_kill_between_two_stages_costs_one_stage(study, of_original, tmp_path, monkeypatch):
+    """Stopped in the second stage: the first is not measured again, and the bytes are those of an audit nobody disturbed."""
+    spec = spec_of(study, "original")
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engineering, "ripple_rows", fail)
+        with pytest.raises(KeyboardInterrupt):
+            audit(spec, tmp_path)
+    assert not (tmp_path / FILE).exists()
+    assert len(list(tmp_path.glob("rows.part-*-depth.parquet"))) == 1
+    monkeypatch.setattr(engineering, "depth_rows", fail)
+    audit(spec, tmp_path)
+    for name in (FILE, "rows.parquet", "audit.json"):
+        assert (tmp_path / name).read_bytes() == (of_original / name).read_bytes()
+    assert not list(tmp_path.glob("*.part-*"))
+
+
+@pytest.mark.parametrize("bad", [{"targets": 0}, {"targets": "3"}, {"targets": True}, {"depth": 1}, [3], None])  # fmt: skip
+def test_a_scale_that_measures_nothing_is_refused(bad):
+    """Before anything is read: zero, another type, an unknown field."""
+    with pytest.raises(PlanError, match="engineering"):
+        Scale.from_json(bad)
+
+
+# --- findings of made-up rows ------------------------------------------------------------------------------------------
+
+O, U, G, H = ("original", "o"), ("unlearned", "u"), ("gold", "g"), ("gold", "h")  # noqa: E741 - models
+PEOPLE = ["a0", "b1", "c2", "d3", "e4"]
+
+
+def made_up():
+    """Two targets, five others whose cosine falls with the alphabet; one part; two gold models."""
+    rows = []
+    for number, target in enumerate(("t0", "t1")):
+        rows += [_row(target, "forgotten", 0, O, "ripple", "steps", 3 + number)]
+        for place, other in enumerate(PEOPLE):
+            rows += [
+                _row(target, "forgotten", 0, O, f"ripple/{other}", score, value)
+                for score, value in (("gradient_cosine", 0.9 - 0.1 * place), ("damage", 10.0 * number + place), ("damage_first", 1.0))
+            ]  # fmt: skip
+    for place, other in enumerate(PEOPLE):
+        rows += [
+            _row(other, "retained", 0, U, "part/head", score, value)
+            for score, value in (("applied_loss", place), ("reverted_loss", 2 * place), ("applied_facts", 0.5))
+        ]  # fmt: skip
+        rows.append(_row(other, "retained", 0, U, "part/all", "applied_loss", 7.0))
+        rows.append(_row(other, "retained", 0, H, "gold_difference", "loss", -float(place)))
+    rows.append(_row(EVERYBODY, "retained", 0, U, "part/head", "update_norm", 0.25))
+    rows.append(_row(EVERYBODY, "retained", 0, H, "part/head", "update_norm", 0.75))
+    return to_table(rows)
+
+
+def test_findings_by_hand():
+    """Nearest four against the fifth, part by part, with the gold models' gap as the null."""
+    found = Findings(made_up(), "g")
+    near, far = found.neighbours()
+    assert (near.rank, near.pairs, near.mean, near.worst) == ("1 to 4", 8, 6.5, 13.0)
+    assert (far.rank, far.pairs, far.mean, far.worst) == ("5 to 5", 2, 9.0, 14.0)
+    assert (near.low, near.high) == (
+        1.5,
+        11.5,
+    )  # both resamples of two targets that are all one of them
+    (part,) = found.parts()
+    assert (part.name, part.norm, part.gold_norm) == ("head", 0.25, 0.75)
+    np.testing.assert_allclose(part.applied_D, [1.5, 4.0])
+    np.testing.assert_allclose(part.reverted_D, [3.0, 8.0])
+    np.testing.assert_allclose(found.whole(), [7.0, 7.0])
+    np.testing.assert_allclose(found.null(), [1.5, 4.0])
+    np.testing.assert_array_equal(found.targets("steps"), [3, 4])
+    assert math.isnan(found.ripple("gradient_cosine")[1].r)  # the first step hurt everybody alike
+
+
+def test_missing_rows_are_named():
+    """A table without a measure says which one is missing, by attack and score."""
+    with pytest.raises(RowsError, match="semantic"):
+        Findings(made_up(), "g").pairs("semantic")
+    assert Findings(made_up(), "g").depth() == []
+
+
+@given(st.integers(1, 100))
+def test_every_rank_has_exactly_one_distance(others):
+    """The distances cut the ranks without gap or overlap, whatever the number of people."""
+    found = distances(others)
+    assert [rank for _, low, high in found for rank in range(low, high)] == list(range(others))
+    assert all(low < high for _, low, high in found)
+
+
+@given(st.lists(st.lists(st.floats(-1, 1), min_size=4, max_size=4), min_size=1, max_size=5))
+@settings(deadline=None)
+def test_ranks_are_permutations_and_follow_the_ties(ties):
+    """Each row is a permutation; a stronger tie never has a larger rank."""
+    ties_TN = np.array(ties)
+    for row, ranked in zip(ties_TN, ranks(ties_TN), strict=True):
+        assert sorted(ranked) == [0, 1, 2, 3]
+        order = np.argsort(ranked)
+        assert (np.diff(row[order]) <= 0).all()
