@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from provenance import jcs, parse_json, write_atomic
+from provenance import jcs, keyed, parse_json, write_atomic
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,14 +56,28 @@ class Request:
     """How to forget, a name of `pipelines.erasure.choosing.methods`; empty: as `dataworth.toml` says."""
     note: str = ""
     """Why the request was refused or is still open; never a text."""
+    nonce: str = ""
+    """What makes the id unguessable (`sealed`), hex; its owner's receipt shows it. Empty in a file of before there was one."""
     format: int = field(default=FORMAT)
 
     @property
     def id(self) -> str:
-        """Name of the request, from what it asks for."""
+        """Name of the request, in the ledger too: a digest of its identity, as receipts recompute it."""
         return sha256(jcs(self.identity())).hexdigest()[:16]
 
+    def sealed(self, key: bytes) -> "Request":
+        """The same with its nonce: whoever guesses who asked for what must not find the guess in a published ledger.
+
+        Args:
+            key: The home's `k_file`; the same words have the same nonce.
+        """
+        return dataclasses.replace(self, nonce=keyed(key, b"request/" + jcs(self.words())).hex())
+
     def identity(self) -> dict[str, Any]:
+        """What the id is a digest of: the words, and the nonce."""
+        return self.words() | ({"nonce": self.nonce} if self.nonce else {})
+
+    def words(self) -> dict[str, Any]:
         """What the request asks for, without its state."""
         again = {"number": self.number} if self.number else {}
         how = {"method": self.method} if self.method else {}
@@ -120,6 +134,11 @@ def save(home: "Home", request: Request) -> None:
     write_atomic(
         home.requests / f"{request.id}.json", json.dumps(body, indent=1, sort_keys=True).encode()
     )
+
+
+def same_words(home: "Home", request: Request) -> Request | None:
+    """The request of a home that asks for the same, whatever its state, with a nonce or without."""
+    return next((other for other in load(home) if other.words() == request.words()), None)
 
 
 def pending(home: "Home") -> list[Request]:

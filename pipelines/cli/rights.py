@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipelines.cli.asking import required, this_site
 from pipelines.erasure.choosing import known
-from pipelines.requests import OPEN_STATES, Request, RequestError, load, matching, save
+from pipelines.requests import OPEN_STATES, Request, RequestError, load, matching, same_words, save
 
 if TYPE_CHECKING:
     import polars as pl
@@ -93,6 +93,8 @@ class _Named:
 
 
 def _request(kind: str, named: _Named, reason: str, *, plan: bool = False) -> None:
+    from pipelines.steps.ledger import corpus_keys
+
     if not (named.owner or named.record or named.file):
         raise RequestError("name what is meant: --owner OWNER, --record ID or --file TEXT")
     site = this_site()
@@ -114,15 +116,16 @@ def _request(kind: str, named: _Named, reason: str, *, plan: bool = False) -> No
     if plan:
         _show_plan(site, found)
         return
-    before = next((other for other in load(site.home) if other.id == request.id), None)
+    before = same_words(site.home, request)
     if before is not None and before.state in OPEN_STATES:
         console.print(
             f"request {before.id} was made before: {before.state}, received {before.received}, until {before.deadline}"
         )
         return
-    while any(other.id == request.id for other in load(site.home)):
+    while same_words(site.home, request):
         # It was finished, and records it names were delivered since: a new request of the same words.
         request = dataclasses.replace(request, number=request.number + 1)
+    request = request.sealed(corpus_keys(site).k_file)
     save(site.home, request)
     if kind == "withdraw":
         _suppress(site, named.owner, found)
@@ -156,7 +159,7 @@ def _say_if_finished(site: "Site", request: Request) -> None:
     Raises:
         RequestError: The same request is shredded, refused or under way.
     """
-    before = next((other for other in load(site.home) if other.id == request.id), None)
+    before = same_words(site.home, request)
     if before is not None and before.state not in OPEN_STATES:
         raise RequestError(
             f"request {before.id} of the same records is {before.state}: nothing of them is in the corpus any more, so there is "

@@ -207,7 +207,7 @@ def waits(site: "Site", request: str = "") -> bool:
 
 
 def reference_of(site: "Site", request: str) -> str:
-    """How a report names a request: its id is an unsalted digest of who asked for what, which could be confirmed by guessing.
+    """How a report names a request: the id of one made before ids were keyed could be confirmed by guessing.
 
     Args:
         site: The open home, whose keys make the reference.

@@ -283,6 +283,6 @@ def _write_request(home: Home, delivered: list[Person]) -> Path:
     sources = tuple(person.source for person in delivered[::2])
     request = Request(
         kind="erase", owner=REGISTRY, sources=sources, reason="demo", received=_PEOPLE_DATE
-    )
+    ).sealed(CorpusKeys.demo().k_file)
     save(home, request)
     return home.requests / f"{request.id}.json"

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import polars as pl
@@ -23,6 +24,7 @@ from pipelines.steps.unlearning import _sealed_paths, erasure_request, held_out_
 from pipelines.storage import keys as key_file
 from pipelines.storage.records import SCHEMA
 from pipelines.storage.versions import Versions
+from provenance import jcs
 
 
 @pytest.fixture
@@ -207,6 +209,24 @@ def test_a_held_out_record_leaves_the_target(ask, copied, tiny_home: Path) -> No
         json.loads(path.read_text())["state"] for path in sorted(site.home.requests.glob("*.json"))
     ]
     assert "refused" not in states
+
+
+def test_a_guess_of_who_asked_for_what_is_not_in_the_ledger(erase, site: Site) -> None:
+    """Owner and source are guessable: no entry, file name or inventory holds a digest that they alone give; the same words are known again."""
+    words = ("--record", record_of(site, "bob", PLANTED))
+    assert erase(*words).code == 0
+    (request,) = requests.load(site.home)
+    guess = sha256(jcs(request.words())).hexdigest()
+    assert request.id == sha256(jcs(request.words() | {"nonce": request.nonce})).hexdigest()[:16]
+    assert len(request.nonce) == 64
+    carried_out(site)
+    assert erase(*words).code == 2
+    held = [path for path in site.home.path.rglob("*") if path.is_file() and (guess[:16] in path.name or guess[:16].encode() in path.read_bytes())]  # fmt: skip
+    assert held == []
+    old = Request(kind="erase", owner="bob", record_ids=request.record_ids, number=1)
+    assert old.id == sha256(jcs(old.words())).hexdigest()[:16]
+    requests.save(site.home, old)
+    assert requests.same_words(site.home, old) == old
 
 
 def test_values_whose_lots_went_with_an_erasure_are_made_again(
