@@ -3,7 +3,7 @@
 Studies: `graph` runs the default size twice in a home of its own (`DATAWORTH_HOME`, default `.dataworth-accept`), and reads
 times, memory and leak rates off it. A killed study goes on where it stopped, because the graph does; its time then counts
 from the restart and the line says so. `influence-*`, `detection-*`, `removal-*` and `pays-*` (of `kinds`, `peps`, `sotu`) and `magic`
-hold values against retraining; `audit-pilot` attacks made-up people's models; each keeps its trainings in `.dataworth-accept/studies`, so a second call computes what is missing.
+hold values against retraining; `audit-pilot` attacks made-up people's models, `unlearning-sweep` chooses NPO's numbers; each keeps its trainings in `.dataworth-accept/studies`, so a second call computes what is missing.
 """
 
 import importlib
@@ -128,6 +128,7 @@ STUDIES = {
     "owners-copycats": of("study_copycats", "study"),
     "owners-updates": of("study_updates", "study"),
     "owners-languages": of("study_languages", "study"),
+    "unlearning-sweep": of("study_sweep", "study"),
     **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
 }
 

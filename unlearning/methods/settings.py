@@ -1,7 +1,8 @@
 """The one place of hyper-parameters: published defaults by method, and how a run changes them.
 
 Defaults are those of the method's own paper or of its published code (the notes at each line say which). Numbers that a
-run sets differently belong to that run: the demonstration's own were chosen on the people that it audits (README).
+run sets differently belong to that run: the demonstration's own were chosen on the people that it audits (README). `GRIDS` and
+`RATES` are what a sweep tries (`unlearning.sweep`), by default around these.
 """
 
 from __future__ import annotations
@@ -78,6 +79,20 @@ DEFAULTS = {
     "newton": Settings(damping=1.0),  # ours: no published number fits all sizes of model
     "task_vector": Settings(scale=1.0),  # arXiv 2212.04089; MUSE sweeps 1 to 256
 }
+
+RATES = ("0.0005", "0.001", "0.002")
+"""Peak rates of the optimiser that a sweep tries."""
+
+GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "npo": {"beta": ("0.1", "0.2", "0.5")},
+    "simnpo": {"beta": ("2.5", "4.5"), "forget_weight": ("0.125", "1")},
+    "dpo": {"beta": ("0.05", "0.1", "0.5")},
+    "graddiff": {"forget_weight": ("0.1", "0.5", "1")},
+    "undial": {"beta": ("3", "10", "30")},
+    "rmu": {"scale": ("2", "5", "20")},
+    "pdu": {"bound": ("0.5", "1", "2")},
+}
+"""Method → field → values that a sweep tries beside the rates; a method that isn't here keeps its defaults."""
 
 
 def settings_of(method: str, changes: Mapping[str, Any]) -> Settings:

@@ -1,0 +1,289 @@
+"""Choosing a method's numbers on people whom no audit looks at.
+
+Whoever tries ten settings on the audited people and keeps the best has fitted the audit: the verdict then speaks about the choice
+and no longer about forgetting. So a sweep pushes out *validation* people, others than the audited by owner and source, and takes
+
+    argmin over settings s with  NLL(s) <= NLL(original) + bound   of   ( max(0, share(s) - floor),  NLL(s),  order in the grid )
+
+    NLL(s)    retained loss, nats per label, of the model that s made
+    share(s)  share of validation people whose secret is that model's first choice
+    floor     the same share where nobody was ever trained on: of look-alikes under the original, or of the people under gold
+
+in lexicographic order. The floor is subtracted because pushing below what a model says of strangers is no merit. If no setting keeps
+the retained loss, none is chosen and the reason says so. Grids stand in `methods.settings`, beside the defaults.
+
+What was measured is a file of rows (setting, measure, value), aggregates only, no person's number. A finished setting is not run
+again; the file is bound, by an HMAC under the sealed records' key, to the people and to what all settings have in common, so that
+rows of another model are refused rather than reused. The choice is a pure function of rows and objective: anybody can repeat it.
+
+Source: the rule is ours; a grid on held-out data is common practice (OpenUnlearning, arXiv 2506.12618, tunes per method so).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, NamedTuple
+
+from provenance.canonical import jcs, keyed, write_atomic
+from unlearning.errors import PlanError, RowsError
+from unlearning.methods.settings import GRIDS, RATES, Settings, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+
+GIVEN_AWAY = "given_away"
+RETAINED = "retained"
+FORMAT = 1
+
+
+class Person(NamedTuple):
+    """Who somebody is to a corpus: two owners may both have a source of one name."""
+
+    owner: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Split:
+    """Validation people beside the audited ones; without a `repr`, so that no log names them."""
+
+    validation: frozenset[Person]
+    """Who is pushed out by every setting."""
+    audited: frozenset[Person]
+    """Who is not to be looked at."""
+
+    def __post_init__(self) -> None:
+        if not self.validation or not self.audited:
+            raise PlanError(
+                f"a sweep needs validation people and the audited ones that they are held apart from, got {len(self.validation)} and "
+                f"{len(self.audited)}"
+            )
+        if both := self.validation & self.audited:
+            raise PlanError(
+                f"{len(both)} of {len(self.validation)} validation people are audited too: settings chosen on them would fit the audit; "
+                "take people (owner and source) who are in no audited request"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One point of a grid."""
+
+    method: str
+    """A name of `methods.METHODS`."""
+    rate: str
+    """The optimiser's peak rate, a decimal string above 0."""
+    changes: tuple[tuple[str, str], ...] = ()
+    """Field of `Settings` → decimal string, where it differs from the method's defaults."""
+
+    def __post_init__(self) -> None:
+        try:
+            positive = Decimal(self.rate) > 0
+        except InvalidOperation:
+            positive = False
+        if not positive:
+            raise PlanError(
+                f"expected a rate above 0 as a decimal string such as '0.001', got {self.rate!r}"
+            )
+        self.numbers()
+
+    def numbers(self) -> Settings:
+        """The method's numbers.
+
+        Raises:
+            PlanError: an unknown method or setting, or one out of range.
+        """
+        return settings_of(self.method, dict(self.changes))
+
+    @property
+    def name(self) -> str:
+        """How rows call it, for example `npo rate=0.001 beta=0.5`."""
+        pairs = (("rate", self.rate), *self.changes)
+        return " ".join([self.method, *(f"{name}={value}" for name, value in pairs)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What is wanted of a setting."""
+
+    retained: float
+    """The original's retained loss, nats per label."""
+    bound: float
+    """How much above it a setting may end, nats per label, at least 0."""
+    floor: float = 0.0
+    """Share given away of people never trained on, 0..1."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.retained) and self.bound >= 0 and 0 <= self.floor <= 1):
+            raise PlanError(
+                f"expected a finite retained loss, bound >= 0 and floor in 0..1, got {self.retained}, {self.bound}, {self.floor}"
+            )
+
+    def admits(self, measures: Mapping[str, float]) -> bool:
+        """Whether a setting keeps the others; a loss that isn't finite never does."""
+        return math.isfinite(measures[RETAINED]) and (
+            measures[RETAINED] <= self.retained + self.bound
+        )
+
+    def cost(self, measures: Mapping[str, float]) -> tuple[float, float]:
+        """Share above the floor, then retained loss; less is better."""
+        return max(0.0, measures[GIVEN_AWAY] - self.floor), measures[RETAINED]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a sweep found."""
+
+    setting: Setting | None
+    """The chosen one; None if no setting is admissible."""
+    reason: str
+    """In a sentence."""
+
+
+def grid_of(method: str, rates: Sequence[str] = RATES) -> list[Setting]:
+    """Every combination of a method's grid with the rates; first field slowest, rates fastest.
+
+    Args:
+        method: a name of `methods.METHODS`; one without a grid keeps its defaults.
+        rates: the optimiser's, decimal strings.
+
+    Raises:
+        PlanError: an unknown method, or a number out of range.
+    """
+    fields = GRIDS.get(method, {})
+    combined = itertools.product(*fields.values(), rates)
+    return [
+        Setting(method, rate, tuple(zip(fields, values, strict=True))) for *values, rate in combined
+    ]
+
+
+def choose(
+    settings: Sequence[Setting], rows: Mapping[str, Mapping[str, float]], objective: Objective
+) -> Choice:
+    """The rule, on rows.
+
+    Args:
+        settings: the grid, in the order that decides ties.
+        rows: setting's name → measure → value, as `read_rows` gives them.
+        objective: what is wanted.
+
+    Raises:
+        RowsError: a setting without rows.
+    """
+    if missing := [one.name for one in settings if one.name not in rows]:
+        raise RowsError(
+            f"expected rows of {len(settings)} settings, got none of {missing[0]!r}: run the sweep to its end"
+        )
+    kept = [one for one in settings if objective.admits(rows[one.name])]
+    limit = objective.retained + objective.bound
+    if not kept:
+        losses = [rows[one.name][RETAINED] for one in settings]
+        least = min(filter(math.isfinite, losses), default=math.inf)
+        return Choice(
+            None, f"none of {len(settings)} settings is admissible: least retained loss {least:.4f}, limit {limit:.4f} nats per label"
+        )  # fmt: skip
+    best = min(
+        kept, key=lambda one: objective.cost(rows[one.name])
+    )  # `min` keeps the first of equals
+    above, retained = objective.cost(rows[best.name])
+    return Choice(
+        best, f"{best.name}: {above:.4f} given away above the floor, retained loss {retained:.4f} of at most {limit:.4f}; "
+        f"{len(kept)} of {len(settings)} settings admissible"
+    )  # fmt: skip
+
+
+def sweep(
+    file: Path,
+    settings: Sequence[Setting],
+    runner: Callable[[Setting], Mapping[str, float]],
+    split: Split,
+    objective: Objective,
+    *,
+    key: bytes,
+    common: str,
+) -> Choice:
+    """Measure every setting that the file doesn't hold yet, and choose.
+
+    Args:
+        file: rows, JSON lines; written whole after each setting.
+        settings: the grid, different from each other in value.
+        runner: makes a model of the validation people's original by a setting, and says at least `given_away` and `retained` of it;
+            any other measure is kept too.
+        split: the people.
+        objective: what is wanted; it may change without a new run.
+        key: of the sealed validation records, 32 bytes.
+        common: digest of what all settings share (original, recipe, seed).
+
+    Returns:
+        The choice.
+
+    Raises:
+        PlanError: no setting, one twice, or a runner that says too little.
+        RowsError: the file belongs to another sweep, or is none.
+    """
+    if not settings:
+        raise PlanError("expected at least one setting, got an empty grid")
+    if len({(one.method, Decimal(one.rate), one.numbers()) for one in settings}) != len(settings):
+        raise PlanError("expected settings that differ, got one twice")
+    people = [sorted(map(list, group)) for group in (split.validation, split.audited)]
+    bound_to = keyed(key, jcs([FORMAT, common, people])).hex()
+    rows = read_rows(file, bound_to) if file.exists() else {}
+    for setting in settings:
+        if setting.name not in rows:
+            rows[setting.name] = _checked(runner(setting))
+            write_atomic(file, _lines(bound_to, rows))
+    return choose(settings, rows, objective)
+
+
+def read_rows(file: Path, bound_to: str = "") -> dict[str, dict[str, float]]:
+    """Rows of a sweep: setting → measure → value.
+
+    Args:
+        file: JSON lines.
+        bound_to: the sweep's HMAC, hex; empty: any.
+
+    Raises:
+        RowsError: another sweep's file, or none of a sweep.
+    """
+    try:
+        head, *lines = [json.loads(line) for line in file.read_text().splitlines()]
+        if head["format"] != FORMAT or (bound_to and head["sweep"] != bound_to):
+            raise RowsError(
+                f"{file.name} holds rows of another sweep (other people, model, recipe or format): keep it elsewhere and start anew"
+            )
+        rows: dict[str, dict[str, float]] = {}
+        for line in lines:
+            rows.setdefault(line["setting"], {})[line["measure"]] = float(line["value"])
+        return {name: _checked(measures) for name, measures in rows.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, RowsError):
+            raise
+        raise RowsError(
+            f"{file.name} holds no sweep's rows: expected JSON lines of setting, measure and value"
+        ) from error
+
+
+def _lines(bound_to: str, rows: Mapping[str, Mapping[str, float]]) -> bytes:
+    # Decimal strings: `repr` of a float reads back as the same float, and the file stays without floats.
+    lines: Iterable[dict[str, int | str]] = (
+        {"setting": name, "measure": measure, "value": repr(value)}
+        for name, measures in rows.items()
+        for measure, value in measures.items()
+    )
+    head: dict[str, int | str] = {"format": FORMAT, "sweep": bound_to}
+    return "".join(json.dumps(line) + "\n" for line in (head, *lines)).encode()
+
+
+def _checked(measures: Mapping[str, float]) -> dict[str, float]:
+    found = {name: float(measures[name]) for name in sorted(measures)}
+    if not {GIVEN_AWAY, RETAINED} <= set(found) or not 0 <= found[GIVEN_AWAY] <= 1:
+        raise PlanError(
+            f"expected {GIVEN_AWAY!r} in 0..1 and {RETAINED!r} of every setting, got {found}"
+        )
+    return found
