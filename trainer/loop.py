@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from trainer.journal import (
 from trainer.mesh import Mesh, init_mesh, launched_world
 from trainer.model import Transformer, num_parameters
 from trainer.objective import LanguageModelling, Objective, divide
-from trainer.optim import build_optimizer
+from trainer.optim import Stateful, build_optimizer
 from trainer.partition import apply_layout
 from trainer.prefetch import Prefetcher
 from trainer.saver import Saver
@@ -62,6 +63,7 @@ def fit(
     *,
     objective: Objective | None = None,
     model_hook: Callable[[Transformer], None] | None = None,
+    optimizer_of: Callable[[Transformer], Stateful] | None = None,
 ) -> int:
     """Train until the run's last step, or until told to stop.
 
@@ -70,6 +72,7 @@ def fit(
         directory: its folder; progress, windows, phases, checkpoints and result are written there.
         objective: what to minimise; None = next-token cross entropy over the run's tokens.
         model_hook: called with the whole model before it is spread over processes (freeze, add adapters).
+        optimizer_of: makes the optimiser of the spread model; None = that of the run's specification.
 
     Returns:
         EXIT_DONE; EXIT_RESUME after SIGTERM or SIGINT, with a checkpoint of the last step; EXIT_NUMERICAL if loss or
@@ -95,10 +98,12 @@ def fit(
             model_hook(model)
         size = num_parameters(model)  # a stage has fewer
         model = apply_layout(model, mesh)
+        if optimizer_of is None:
+            optimizer_of = partial(build_optimizer, spec=config.optim, precision=config.precision)
         training = Training(
             run, directory, mesh, objective, model, size, watch,
             saver=Saver(directory, mesh, config.keep_last, mesh.side),
-            optimizer=build_optimizer(model, config.optim, config.precision),
+            optimizer=optimizer_of(model),
             guard=SpikeGuard(config.guard, mesh) if config.guard else None,
         )  # fmt: skip
         with training.blame():

@@ -22,7 +22,7 @@ from trainer.objective import LanguageModelling
 from unlearning.errors import PlanError
 from unlearning.methods.forget_retain import ForgetConfig, Forgotten, inputs_of
 from unlearning.methods.newton import diagonal_inverse, newton_step
-from unlearning.methods.settings import Settings, settings_of
+from unlearning.methods.settings import Settings, lora_of, settings_of
 from unlearning.methods.task_vector import negate
 
 if TYPE_CHECKING:
@@ -121,6 +121,10 @@ def run(run: RunSpec, directory: Path) -> int:
     config = ForgetConfig.from_extra(run.config.extra)
     if config.method not in EDITS:
         raise PlanError(f"expected a method of {EDITS}, got {config.method!r}")
+    if lora_of(config.lora).rank:
+        raise PlanError(
+            f"{config.method} changes all weights at once: expected no lora rank, got {config.lora}; take a loss (npo, graddiff, rmu)"
+        )
     settings = settings_of(config.method, config.settings)
     plan, forgotten, _ = inputs_of(run, directory, config)
 

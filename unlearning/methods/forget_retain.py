@@ -23,6 +23,7 @@ import torch
 from trainer.data import BatchPlan
 from trainer.inputs import load_excluded, load_selection, open_store
 from unlearning.errors import PlanError
+from unlearning.methods.settings import lora_of
 from unlearning.people import read_sealed
 from unlearning.probes import FileTokenizer, trained_probes
 
@@ -65,6 +66,8 @@ class ForgetConfig:
     """Share of the forgotten records that is pushed, chosen by `coreset`; the others are to fall with them."""
     stop: Mapping[str, Any] = field(default_factory=dict)
     """Empty: all steps are taken. `{"every": k, "lookalikes": file}`: see `stopping`."""
+    lora: Mapping[str, Any] = field(default_factory=dict)
+    """Empty: all weights are trained. `{"rank": r, "alpha": "16", "targets": [...]}`: adapters only (`settings.Lora`)."""
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> ForgetConfig:
@@ -102,6 +105,7 @@ class ForgetConfig:
             raise PlanError(
                 f"expected stop as {{'every': steps >= 1, 'lookalikes': file}}, got {dict(config.stop)}"
             )
+        lora_of(config.lora)
         if config.forget_tokens not in MODES:
             raise PlanError(f"expected forget_tokens in {MODES}, got {config.forget_tokens!r}")
         return config

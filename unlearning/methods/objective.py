@@ -25,6 +25,7 @@ from trainer.errors import SpecError
 from trainer.likelihood import cross_entropy_sum
 from unlearning.errors import PlanError
 from unlearning.methods import METHODS
+from unlearning.methods.adapters import AdapterOptimizer, demand_possible
 from unlearning.methods.batches import ForgetBatch, ForgetBatches
 from unlearning.methods.coreset import core_records
 from unlearning.methods.divergence import divergence_sum
@@ -35,7 +36,7 @@ from unlearning.methods.forget_retain import (
     inputs_of,
     reference_logprobs,
 )
-from unlearning.methods.settings import Settings, settings_of
+from unlearning.methods.settings import Settings, lora_of, settings_of
 from unlearning.methods.stopping import Floor, floor_of
 from unlearning.methods.view import View
 
@@ -339,6 +340,9 @@ def train(run: RunSpec, directory: Path, config: ForgetConfig, settings: Setting
     from trainer.inputs import initial_model
     from trainer.loop import fit
 
+    lora = lora_of(config.lora)
+    if lora.rank:
+        demand_possible(run)
     plan, forgotten, tokenizer = inputs_of(run, directory, config)
     original = initial_model(run, directory).eval()
     if config.core_set < 1:
@@ -354,7 +358,13 @@ def train(run: RunSpec, directory: Path, config: ForgetConfig, settings: Setting
         plan, forgotten, original, config.method, settings, preferred=preferred, forget_records=config.forget_records,
         floor=floor_of(config, directory, original, tokenizer, length, len(forgotten)),
     )  # fmt: skip
-    return fit(run, directory, objective=objective)
+    if not lora.rank:
+        return fit(run, directory, objective=objective)
+
+    def adapted(model: nn.Module) -> AdapterOptimizer:
+        return AdapterOptimizer(model, lora, run.config.optim, run.seed)
+
+    return fit(run, directory, objective=objective, optimizer_of=adapted)
 
 
 def _alternates(

@@ -95,6 +95,52 @@ GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
 """Method → field → values that a sweep tries beside the rates; a method that isn't here keeps its defaults."""
 
 
+MATRICES = ("wq", "wk", "wv", "wo", "w1", "w2", "w3")
+"""What adapters can be put on: the matrices of attention and of the feed-forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters in place of all weights, with any loss (`adapters`)."""
+
+    rank: int = 0
+    """r; 0 = all weights are trained."""
+    alpha: float = 16.0
+    """The adapters' product is scaled by alpha / rank."""
+    targets: tuple[str, ...] = MATRICES
+    """Which matrices of every block have one."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 0:
+            raise PlanError(f"lora: expected rank as an integer >= 0, got {self.rank!r}")
+        if not 0 < self.alpha < float("inf"):
+            raise PlanError(f"lora: expected alpha > 0, got {self.alpha}")
+        if not self.targets or not set(self.targets) <= set(MATRICES):
+            raise PlanError(f"lora: expected targets of {MATRICES}, got {list(self.targets)}")
+
+
+def lora_of(changes: Mapping[str, Any]) -> Lora:
+    """The adapters that a run asks for.
+
+    Args:
+        changes: any of `rank` (integer), `alpha` (decimal string) and `targets` (list of names); empty = none.
+
+    Raises:
+        PlanError: an unknown setting, or one out of range.
+    """
+    unknown = sorted(set(changes) - {"rank", "alpha", "targets"})
+    if unknown:
+        raise PlanError(f"lora: expected rank, alpha and targets, got {unknown[0]!r}")
+    values = dict(changes)
+    if "alpha" in values:
+        values["alpha"] = _value("alpha", values["alpha"])
+    if "targets" in values:
+        if isinstance(values["targets"], str):
+            raise PlanError(f"lora: expected targets as a list, got {values['targets']!r}")
+        values["targets"] = tuple(values["targets"])
+    return Lora(**values)
+
+
 def settings_of(method: str, changes: Mapping[str, Any]) -> Settings:
     """A method's defaults with a run's changes.
 
