@@ -240,11 +240,10 @@ def gold_checkpoint(
 
 def method_inputs(site: "Site", erasure: "Result") -> dict[str, Any]:
     """Settings of the method."""
-    return {
-        "method": method_of(site, erasure),
-        "steps": site.size.unlearn_steps,
-        "lr": UNLEARN_LR,
-    }
+    method = method_of(site, erasure)
+    rank = adapters_of(site, method)
+    adapters = {"lora_rank": rank} if rank else {}
+    return {"method": method, "steps": site.size.unlearn_steps, "lr": UNLEARN_LR} | adapters
 
 
 def method_of(site: "Site", erasure: "Result") -> str:
@@ -254,6 +253,20 @@ def method_of(site: "Site", erasure: "Result") -> str:
         RequestError: There is none of this name.
     """
     return known(erasure["asked_method"] or site.config.erasure.method)
+
+
+def adapters_of(site: "Site", method: str) -> int:
+    """Rank of the adapters that a method trains; 0 where it trains all weights.
+
+    Raises:
+        RequestError: Adapters are configured and the method changes all weights at once.
+    """
+    rank = site.config.erasure.lora_rank
+    if rank and method in EDITS:
+        raise RequestError(
+            f"method {method!r} changes all weights at once and [erasure] lora_rank is {rank}: set it to 0, or take a loss such as npo"
+        )
+    return 0 if method in (EXACT, SHARDED) else rank
 
 
 def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> dict[str, Any]:
@@ -275,10 +288,16 @@ def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> 
     else:
         extra |= {"method": method}
         entry = "unlearning.methods.edits:run" if method in EDITS else entry
-    return {
+    how = {
         "entry": entry, "steps": site.size.unlearn_steps, "lr": UNLEARN_LR, "init": site.home.path / checkpoint["checkpoint"],
         "init_root": checkpoint["root"], "extra": extra,
     }  # fmt: skip
+    if rank := adapters_of(site, method):
+        from trainer import Layout
+
+        extra["lora"] = {"rank": rank}
+        how |= {"world": 1, "layout": Layout()}
+    return how
 
 
 def unlearned_checkpoint(
@@ -307,11 +326,10 @@ def unlearned_checkpoint(
     started(site, directory, plan)
     values = finished(site, directory, run(directory, job.world))
     _enter_all(site, erasure, "unlearned")
-    return values["root"], values | {
-        "method": "NPO with a retain term" if method == "npo" else method,
-        "method_name": method,
-        "skipped": "",
-    }
+    name = "NPO with a retain term" if method == "npo" else method
+    rank = adapters_of(site, method)
+    name += f", adapters of rank {rank}" if rank else ""
+    return values["root"], values | {"method": name, "method_name": method, "skipped": ""}
 
 
 def _sealed_paths(site: "Site", erasure: "Result", anywhere: Path) -> dict[str, str]:

@@ -129,9 +129,16 @@ class ErasureConfig:
         "run",
     )
     days: int = option("days from request to deadline; GDPR Art. 12(3) gives one month", 30)
+    lora_rank: int = option(
+        "rank of the low-rank adapters that a loss trains in place of all weights, on one process; 0: all weights. exact and "
+        "sharded train from scratch and have none",
+        0,
+    )
 
     def __post_init__(self) -> None:
-        """A moment that exists."""
+        """A moment that exists, and a rank that can be meant."""
+        if not 0 <= self.lora_rank <= MAX_RANK:
+            raise ConfigError(f"[erasure] lora_rank: expected 0..{MAX_RANK}, got {self.lora_rank}")
         if self.finish not in FINISHES:
             raise ConfigError(
                 f"[erasure] finish: expected one of {', '.join(FINISHES)}, got {self.finish!r}"
@@ -140,6 +147,7 @@ class ErasureConfig:
             raise ConfigError(f"[erasure] days: expected 1..365, got {self.days}")
 
 
+MAX_RANK: Final = 4096
 OPTIMIZERS: Final = ("adamw", "muon")
 SCHEDULES: Final = ("cosine", "wsd")
 PRECISIONS: Final = ("float32", "bfloat16", "float64")

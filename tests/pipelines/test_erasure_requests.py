@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from custody_home import PLANTED, row, user_site
-from graph_commands import ROOT
+from graph_commands import ROOT, dataworth, values
 
 from pipelines import requests
 from pipelines.erasure.choosing import EXACT, asked_method, methods
@@ -20,7 +20,12 @@ from pipelines.erasure.stores import EVIDENCE, Scope, models, results, run_input
 from pipelines.requests import Request, RequestError
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
-from pipelines.steps.unlearning import _sealed_paths, erasure_request, held_out_records
+from pipelines.steps.unlearning import (
+    _sealed_paths,
+    adapters_of,
+    erasure_request,
+    held_out_records,
+)
 from pipelines.storage import keys as key_file
 from pipelines.storage.records import SCHEMA
 from pipelines.storage.versions import Versions
@@ -258,3 +263,30 @@ def test_an_erasure_empties_the_judges_run_too(
     assert {path.name for path in run.iterdir()} <= EVIDENCE
     results(scope)
     assert latest(site.home.results, "value_judgement") is None
+
+
+def test_adapters_are_trained_where_they_are_configured(
+    copied: Callable[[Path], Path], tiny_home: Path
+) -> None:
+    """[erasure] lora_rank: the next run unlearns by adapters, on one process, and says so; what has none is not asked for them."""
+    home = copied(tiny_home)
+    path = home / "dataworth.toml"
+    assert "lora_rank = 0" in path.read_text()
+    before = values(home, "unlearned_checkpoint")
+    path.write_text(path.read_text().replace("lora_rank = 0", "lora_rank = 2"))
+    site = open_site(home, None, "tiny", None)
+    assert [adapters_of(site, method) for method in (EXACT, "sharded", "npo", "rmu")] == [
+        0,
+        0,
+        2,
+        2,
+    ]
+    with pytest.raises(RequestError, match="'newton' changes all weights at once"):
+        adapters_of(site, "newton")
+    done = dataworth(home, "run")
+    assert done.returncode == 0, done.stderr
+    found = values(home, "unlearned_checkpoint")
+    assert found["method"] == "NPO with a retain term, adapters of rank 2"
+    assert found["root"] != before["root"]
+    run = json.loads((home / "runs" / found["run"] / "run.json").read_text())
+    assert run["config"]["extra"]["lora"] == {"rank": 2}
