@@ -206,7 +206,7 @@ def _value(data: ReportData) -> Figure:
         return Figure(label=label, value="not available", note=part.reason, missing=True)
     decimals = estimate_places([row.value for row in part.groups])
     gain = part.total if part.gain is None else part.gain
-    note = "of held-out loss per token, all groups together; positive lowers the buyer's loss."
+    note = "of held-out loss per token, all lots together; positive lowers the buyer's loss."
     if part.groups:
         best = max(part.groups, key=lambda row: row.value.value)
         note += f" Most from {best.group}: {signed(best.value.value, decimals)}"

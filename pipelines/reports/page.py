@@ -158,11 +158,11 @@ def _values(part: Valuation) -> Picture:
     )
     description = f"Horizontal bars, best group first, nats of held-out loss per token: {told}."
     caption = (
-        "Value of each owner group with its interval. Right of zero (filled) lowers the buyer's "
+        "Value of each lot with its interval. Right of zero (filled) lowers the buyer's "
         f"loss, left of zero (hatched) raises it.{left_out}"
     )
     height = charts.row_height(len(shown))
-    return picture(draw, "chart-values", "Value per owner group", (description, caption), height)
+    return picture(draw, "chart-values", "Value per lot", (description, caption), height)
 
 
 def _residual(part: Influence) -> Picture:

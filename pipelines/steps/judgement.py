@@ -65,6 +65,8 @@ def told(document: dict[str, Any]) -> str:
     """
     if document["verdict"] == "INCONCLUSIVE" and document["subsets"] < FEW_SUBSETS:
         return f"{document['subsets']} subsets are too few to tell whether the values are right"
+    if document["verdict"] == "INCONCLUSIVE" and float(document["lds"]["low"]) > 0:
+        return "the values foretell retraining, and retraining doesn't tell them from BM25's, which cost nothing"
     return {
         "PASS": "the values foretell retraining, and better than BM25 does",
         "FAIL": "the values don't foretell retraining better than BM25 does: they are not worth their cost here",

@@ -22,6 +22,12 @@ def test_the_graph_judges_the_scores_it_publishes_and_says_when_it_cannot_tell(
     assert (document["records"], document["queries"]) == (influence["records"], influence["queries"])  # fmt: skip
     assert (document["subsets"], document["verdict"]) == (3, "INCONCLUSIVE")
     assert told(document) == "3 subsets are too few to tell whether the values are right"
+    sure, unsure = ({"lds": document["lds"] | {"low": low}} for low in ("0.200000", "-0.100000"))
+    said = [
+        told(document | {"subsets": 20, "verdict": "INCONCLUSIVE"} | one) for one in (sure, unsure)
+    ]
+    assert "foretell retraining, and retraining doesn't tell them from BM25's" in said[0]
+    assert said[1].endswith("or from none")
     assert len({told(document | {"subsets": 20, "verdict": verdict}) for verdict in VERDICTS}) == 4
     assert len(list((tiny_home / "runs" / found["run"] / "bank").glob("*.npz"))) == 3
     page = flat((tiny_home / "reports/latest.html").read_text())
