@@ -318,9 +318,10 @@ def test_erase_writes_a_request_without_text(ask, home: Path) -> None:
     assert (body["kind"], body["owner"], body["sources"]) == ("erase", "registry", ["person-0002"])
     assert (body["state"], body["record_ids"]) == ("received", [])
     assert body["deadline"] > body["received"]
+    assert len(body["nonce"]) == 64
     assert set(body) == {
         "kind", "owner", "sources", "record_ids", "reason", "received", "deadline", "state", "format",
-        "acknowledged", "method", "note", "number",
+        "acknowledged", "method", "note", "number", "nonce",
     }  # fmt: skip
 
 
