@@ -16,9 +16,11 @@ from pipelines.reports.audit import (
     ZeroBound,
 )
 from pipelines.reports.dossier import Dossier, Metric
+from pipelines.reports.headline import three
 from pipelines.reports.numbers import fixed, integer, percent, signed
-from pipelines.reports.parts import Estimate, NotAvailable
+from pipelines.reports.parts import NotAvailable
 
+MODELS = ("Before the erasure", "cleaned", "never saw them")
 _MEANING = {
     "PASS": "The people count as forgotten by this model: under every attack that was tried, the cleaned model gave no more away than "
     "a model that never saw the records, within a margin that was fixed before anybody looked.",
@@ -209,14 +211,7 @@ def _compared(row: TierRow) -> str:
 
 
 def _membership(part: Membership) -> Line:
-    values = "; ".join(
-        f"{name}: {fixed(one.value, 2) if isinstance(one, Estimate) else 'not available'}"
-        for name, one in (
-            ("Before the erasure", part.original),
-            ("cleaned", part.unlearned),
-            ("never saw them", part.gold),
-        )
-    )
+    values = three(part, 2, MODELS)
     text = (
         "Can one tell that a person was in the training data at all? 0.50 is a coin toss, 1.00 certainty; far below 0.50 gives it "
         f"away too. {values}; {fixed(part.margin, 2)} from the last was allowed."
@@ -225,14 +220,7 @@ def _membership(part: Membership) -> Line:
 
 
 def _utility(part: Utility) -> Line:
-    values = "; ".join(
-        f"{name}: {fixed(one.value, 3) if isinstance(one, Estimate) else 'not available'}"
-        for name, one in (
-            ("Before the erasure", part.original),
-            ("cleaned", part.unlearned),
-            ("never saw them", part.gold),
-        )
-    )
+    values = three(part, 3, MODELS)
     text = (
         f"Loss on the people who stay, lower is better. {values}; "
         f"{fixed(part.margin, 2)} above the last was allowed. A ruined model forgets everybody, which is no success."

@@ -176,7 +176,7 @@ def _of(rate: Rate | NotAvailable) -> str:
 
 
 def _membership(part: Membership) -> Finding:
-    told = _three((part.original, part.unlearned, part.gold), 2)
+    told = three(part, 2)
     text = (
         "Telling from the model whether a person was in its training data; score from 0.5, a coin "
         f"toss, to 1, certainty. {told}."
@@ -186,13 +186,22 @@ def _membership(part: Membership) -> Finding:
 
 def _utility(part: Utility) -> Finding:
     decimals = estimate_places([part.original, part.unlearned, part.gold], 3)
-    told = _three((part.original, part.unlearned, part.gold), decimals)
+    told = three(part, decimals)
     text = f"What the erasure cost: loss on the records that stay, nat per token, lower is better. {told}."
     return Finding(verdict=part.verdict, text=text)
 
 
-def _three(parts: Sequence[Estimate | NotAvailable], decimals: int) -> str:
-    names = ("Before erasure", "after", "reference")
+def three(
+    part: Membership | Utility, decimals: int, names: tuple[str, str, str] = ("Before erasure", "after", "reference")
+) -> str:  # fmt: skip
+    """One number of three models, in words.
+
+    Args:
+        part: Holds the number of the original, the unlearned and the gold model.
+        decimals: After the point.
+        names: What the page calls them.
+    """
+    parts = (part.original, part.unlearned, part.gold)
     return "; ".join(
         f"{name}: {fixed(part.value, decimals) if isinstance(part, Estimate) else 'not available'}"
         for name, part in zip(names, parts, strict=True)

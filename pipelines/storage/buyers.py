@@ -20,11 +20,10 @@ from pipelines.storage.errors import TargetError
 from pipelines.storage.home import Home
 from pipelines.storage.keys import CorpusKeys
 from pipelines.storage.suppression import SuppressionList
-from pipelines.storage.target import write_target_tokens
+from pipelines.storage.target import FORMAT, read_fields, write_target_tokens
 from pipelines.storage.tokens import Tokenizer
-from provenance.canonical import jcs, keyed, parse_json, write_atomic
+from provenance.canonical import jcs, keyed, write_atomic
 
-FORMAT: Final = 1
 FEWEST: Final = 2
 """Records of a target: an interval over one record has no width."""
 
@@ -108,21 +107,8 @@ def load_buyer_target(home: Home, name: str) -> BuyerTarget | None:
         TargetError: its file is damaged.
     """
     path = home.target / "buyers" / f"{name}.json"
-    try:
-        document = parse_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise TargetError(f"{path.name}: {error}") from None
-    names = set(BuyerTarget.__slots__)
-    if (
-        not isinstance(document, dict)
-        or document.pop("format", None) != FORMAT
-        or document.keys() != names
-    ):
-        raise TargetError(f"{path.name}: unknown format or fields; use a newer dataworth")
-    contents = frozenset(bytes.fromhex(content) for content in document.pop("fingerprints"))
-    return BuyerTarget(fingerprints=contents, **document)
+    fields = read_fields(path, BuyerTarget.__slots__)
+    return None if fields is None else BuyerTarget(**fields)
 
 
 def erase_from_buyers(

@@ -403,18 +403,31 @@ def _document(target: Target) -> dict[str, Any]:
 
 
 def _load(home: Home) -> Target | None:
+    fields = read_fields(home.target / _FILE, Target.__slots__)
+    return None if fields is None else Target(**fields)
+
+
+def read_fields(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
+    """What a file says of a target, its fingerprints as a set of bytes; None where there is no file.
+
+    Args:
+        path: the file.
+        names: fields that it must have, no others.
+
+    Raises:
+        TargetError: it is damaged, or of another format.
+    """
     try:
-        document = parse_json((home.target / _FILE).read_bytes())
+        document = parse_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise TargetError(f"{_FILE}: {error}") from None
-    names = set(Target.__slots__)
+        raise TargetError(f"{path.name}: {error}") from None
     if (
         not isinstance(document, dict)
         or document.pop("format", None) != FORMAT
-        or document.keys() != names
+        or document.keys() != set(names)
     ):
-        raise TargetError(f"{_FILE}: unknown format or fields; use a newer dataworth")
-    contents = frozenset(bytes.fromhex(content) for content in document.pop("fingerprints"))
-    return Target(fingerprints=contents, **document)
+        raise TargetError(f"{path.name}: unknown format or fields; use a newer dataworth")
+    contents = frozenset(bytes.fromhex(content) for content in document["fingerprints"])
+    return {**document, "fingerprints": contents}
