@@ -73,13 +73,7 @@ def make_run(directory, *, steps=100, model=MODEL, count=80, groups=None, **extr
         {"id": "people", "owners": ["registry"]},
     ]
     (directory / "groups.json").write_bytes(jcs({"groups": groups}))
-    settings = {
-        "groups": "groups.json",
-        "target": "target",
-        "target_digest": target,
-        "order": ORDER,
-    }
-    settings |= extra
+    settings = {"groups": "groups.json", "target": "target", "target_digest": target, "order": ORDER} | extra  # fmt: skip
     run = RunSpec(
         run="proxy-test",
         kind="proxy",
