@@ -1,7 +1,7 @@
 """Are planted texts worth nothing to a buyer who has a base model? `make accept STUDY=owners-planted-base`.
 
 The players, records and target of `owners-planted`, but V(nobody) is a *base model*: the same char-GPT, trained for three passes on 600 human solutions
-(`small`: one pass on 100 of them) of other problems that no player owns. Coalitions go on from its weights (a proxy run's `init`), one pass at a quarter of its rate, as a
+(`small`: one pass on 100 of them; `middle`: two on 300) of other problems that no player owns. Coalitions go on from its weights (a proxy run's `init`), one pass at a quarter of its rate, as a
 fine-tuning would: a base has left the warm-up behind it. What shuffled text teaches a model that knows nothing, the frequencies of
 letters, the base knows already. Three seeds of base, weights and order.
 """
@@ -26,7 +26,7 @@ from valuation.bank import ORDER, load_utilities
 from valuation.proxy import retrain
 
 RATE = 1e-3
-BASES = {"": (600, 3), "small": (100, 1)}
+BASES = {"": (600, 3), "small": (100, 1), "middle": (300, 2)}
 """Name → records and passes."""
 FOLDER = STATE / "owners-planted-base"
 
@@ -120,11 +120,13 @@ def study():
                 ".clean", least, kind="hypothesis", bar="> 0", holds=least > 0 and clean > 0, note="", unit="1", spread=spread,
                 what="smallest lower end of a clean owner's value over the mean clean owner's in that study",
             )  # fmt: skip
-    gain_RK = loss_RC[:, [0]] - loss_RC[:, [1, 2]]
-    figure(
-        ".alone", float(gain_RK.min()), kind="hypothesis", bar="> 0", holds=bool(gain_RK.min() > 0), note=f"by seed {gain_RK.round(4).tolist()}",
-        unit="nats per token", spread="least of the seeds", what="what a clean owner alone gains on top of the small base, the lesser of two",
-    )  # fmt: skip
+            continue
+        gain_RK = loss_RC[:, [0]] - loss_RC[:, [1, 2]]
+        figure(
+            ".alone" if name == "small" else f".{name}_alone", float(gain_RK.min()), kind="hypothesis", bar="> 0", holds=bool(gain_RK.min() > 0),
+            note=f"by seed {gain_RK.round(4).tolist()}", unit="nats per token", spread="least of the seeds",
+            what=f"what a clean owner alone gains on top of the {name} base, the lesser of two",
+        )  # fmt: skip
 
 
 def figure(name, estimate, **more):

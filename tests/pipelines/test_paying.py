@@ -16,7 +16,9 @@ from pipelines.steps import provenance as steps
 from pipelines.steps.ledger import open_ledger
 from provenance import jcs, parse_json
 from valuation.errors import EvaluationError
-from valuation.transfer import Transfer, proxy_digest, write_transfers
+from valuation.transfer import Transfer, proxy_digest, read_transfers, write_transfers
+
+STUDIED = Path(__file__).parents[1] / "benchmarks/transfer.json"
 
 
 def opened(home: Path) -> Site:
@@ -66,6 +68,16 @@ def test_receipts_name_the_proxy_and_say_that_its_transfer_is_not_measured(
         assert "not measured" in said.out
     page = (tiny_home / "reports/latest.html").read_text()
     assert f"settings {proxy_digest(run)}; against a larger model: not measured" in page
+
+
+def test_the_studys_file_has_a_record_of_the_sizes_own_proxy(tiny_home: Path) -> None:
+    """What `make accept STUDY=owners-transfer-sizes` measured is found by the digest of the run that this very graph made; there are records of three more sizes."""
+    found = read_transfers(STUDIED)
+    (valued,) = made(opened(tiny_home), "owner_values")
+    run = parse_json((tiny_home / "runs" / valued["run"] / "run.json").read_bytes())
+    assert found[proxy_digest(run)].owners == 5
+    assert len(found) == 4
+    assert proxy_digest({**run, "steps": run["steps"] + 1}) not in found
 
 
 def test_a_measured_transfer_is_on_every_receipt(
