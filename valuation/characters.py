@@ -280,9 +280,9 @@ def _starts(kind_C: NDArray[np.uint8], border_N1: Integers) -> NDArray[np.bool_]
     begins_N = border_N1[:-1][border_N1[:-1] < border_N1[1:]]
     if (kind_C == SINGLE).any():
         # A letter has come in this run of \w: the last letter stands behind the last place where a run may have begun.
-        place_C = np.arange(len(kind_C))
-        last_letter_C = np.maximum.accumulate(np.where(kind_C == LETTER, place_C, -1))
-        begin_C = np.where(word_C, 0, place_C + 1)
+        place_C = np.arange(len(kind_C), dtype=np.int32)
+        last_letter_C = np.maximum.accumulate(np.where(kind_C == LETTER, place_C, np.int32(-1)))
+        begin_C = np.where(word_C, np.int32(0), place_C + np.int32(1))
         begin_C[begins_N] = np.maximum(begin_C[begins_N], begins_N)
         inside_C = word_C & (last_letter_C >= np.maximum.accumulate(begin_C))
         alone_C |= word_C & ~inside_C
