@@ -11,15 +11,19 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from unlearning.answering import span
 from unlearning.attacks.direct import ask
 from unlearning.attacks.membership import losses
 from unlearning.endpoints import best_leaks
 from unlearning.material import MAX_RECORD_TOKENS, Document, Material
 from unlearning.pilot.audits import RANDOM, Audits
+from unlearning.pilot.models import KEY
 from unlearning.practice.cast import KINDS, kind_of
 from unlearning.probes import FileTokenizer, Probe
-from unlearning.rows import to_table, write_rows
+from unlearning.rows import opaque_id, to_table, write_rows
+from unlearning.statistics import auc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +56,28 @@ class PracticeAudits(Audits):
         """
         evidence, model = self.evidence(name)
         return best_leaks(evidence, tier, model, kind)
+
+    def membership_auc(self, name: str, kind: str) -> float:
+        """How well losses tell forgotten people of one kind from look-alikes of that kind.
+
+        Args:
+            name: name of a model.
+            kind: of `KINDS`.
+
+        Returns:
+            AUC in [0, 1]; 0.5 = not at all.
+        """
+        evidence, model = self.evidence(name)
+        sides = []
+        for population in ("forgotten", "lookalike"):
+            own = {
+                opaque_id(KEY, q.subject)
+                for q in self.study.cast.lines[population]
+                if kind_of(q.subject) == kind
+            }
+            found = evidence.person_means(model, "membership", "loss", population)
+            sides.append(-np.array([v for s, v in zip(*found, strict=True) if s in own]))
+        return auc(*sides)
 
     def rows(self, name: str) -> list[Row]:
         """Rows of one model, measured at the first call; of random weights only what a verdict reads, their loss.

@@ -28,7 +28,7 @@ from unlearning.answering import Answered, answered
 from unlearning.equivalence import null_band
 from unlearning.practice.cast import TASK
 from unlearning.probes import FileTokenizer
-from unlearning.statistics import auc, cluster_bounds
+from unlearning.statistics import cluster_bounds
 from unlearning.utility import (
     KEPT,
     forget_quality,
@@ -124,12 +124,11 @@ class Benchmarks:
         others = [self.answers(g)[FORGET] for g in self.audits.golds if g != name]
         found = [forget_quality(forget, gold) for gold in others]
         utility = model_utility({one: asked[one] for one in KEPT})
-        membership = auc(*(_scores(asked[f"completions/{one}"]) for one in ("forget", "lookalike")))
         completions, questions = (
             {TASK: {split: asked[f"{kind}/{split}"] for split in ("forget", "retain")}}
             for kind in ("completions", "questions")
         )
-        lume = lume_score(completions, questions, membership)
+        lume = lume_score(completions, questions, self.audits.membership_auc(name, "lume"))
         bounds = cluster_bounds(
             self._by_author(forget), lambda v: float(v.mean()), np.random.default_rng(0), alpha=0.025
         )  # fmt: skip
@@ -156,7 +155,3 @@ class Benchmarks:
         for q in self.sets()[FORGET]:
             found.setdefault(q.subject, []).append(forget[q.record_id].rouge)
         return found
-
-
-def _scores(answers: Answers) -> np.ndarray:
-    return -np.array([a.loss for a in answers.values()])

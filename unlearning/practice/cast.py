@@ -61,7 +61,7 @@ class Cast:
     tofu: dict[str, tuple[Question, ...]]
     """`forget10`, `retain`, `real_authors`, `world_facts`: what TOFU's numbers are of."""
     lume: dict[str, dict[str, tuple[Question, ...]]]
-    """`completions` and `questions` → split; `lookalike` has completions only."""
+    """`completions` and `questions` → split → what LUME's numbers are of."""
     validation: frozenset[str]
     """Retained subjects on whom the rate is chosen."""
 
@@ -129,7 +129,7 @@ def make_cast(tofu: Tofu, lume: Lume, scale: Scale) -> Cast:
         pages=_pages(lines["retained"], scale),
         tofu=sets,
         lume={
-            "completions": {"forget": stories["forgotten"], "retain": stories["retained"], "lookalike": stories["lookalike"]},
+            "completions": {"forget": stories["forgotten"], "retain": stories["retained"]},
             "questions": {split: _first(own, scale.lume_asked) for split, own in asked.items()},
         },
         validation=frozenset(subject for own in first.values() for subject in own),

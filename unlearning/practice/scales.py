@@ -68,7 +68,7 @@ class Scale:
     """Forgotten texts per step."""
     validation: int
     """People of each kind, of those who stay, who are pushed out to choose the rate."""
-    kept_asked: int = 50
+    kept_asked: int = 24
     """Questions of each of TOFU's three kept sets that are asked."""
     lume_asked: int = 4
     """People of each of LUME's splits who are asked its five questions."""
@@ -99,8 +99,8 @@ SMOKE = Scale(
 )  # fmt: skip
 
 PRACTICE = Scale(
-    name="practice", layers=5, dim=320, heads=5, ffn_dim=800, authors=20, rows_per_author=5, asked_per_author=3, lume=14, ours=30, pages=12,
-    pretrain_tokens=200_000, epochs=20, rows=2, lr=0.002, golds=3, unlearn_steps=40, unlearn_rows=3, forget_records=16, validation=5,
+    name="practice", layers=5, dim=320, heads=5, ffn_dim=800, authors=20, rows_per_author=2, asked_per_author=2, lume=14, ours=30, pages=6,
+    pretrain_tokens=200_000, epochs=26, rows=1, lr=0.0015, golds=3, unlearn_steps=30, unlearn_rows=2, forget_records=16, validation=5,
     precision="bfloat16",
 )  # fmt: skip
 
