@@ -119,6 +119,7 @@ STUDIES = {
     "magic": of("study_magic", "study"),
     "audit-pilot": of("study_audit", "study"),
     "audit-pilot-bpe": of("study_audit", "platform"),
+    "audit-report": of("study_audit", "report"),
     **{f"influence-{name}": of("study_influence", "study", name) for name in ("kinds", "peps")},
     **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
     **{f"removal-{name}": of("study_planted", "removal", name) for name in ("sotu", "peps")},
