@@ -123,6 +123,7 @@ STUDIES = {
     "audit-pilot-bpe": of("study_audit", "platform"),
     "audit-practice": of("study_practice", "study"),
     "audit-practice-report": of("study_practice", "report"),
+    "audit-report": of("study_audit", "report"),
     **{f"influence-{name}": of("study_influence", "study", name) for name in ("kinds", "peps")},
     **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
     **{f"removal-{name}": of("study_planted", "removal", name) for name in ("sotu", "peps")},
