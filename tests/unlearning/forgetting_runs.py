@@ -13,6 +13,7 @@ from trainer.optim import build_optimizer
 from trainer.partition import apply_layout, full
 from trainer.spec import BatchSpec, ModelSpec, OptimSpec
 from trainer.step import train_step
+from unlearning.methods.adapters import AdapterOptimizer
 from unlearning.methods.forget_retain import forgotten_records
 from unlearning.methods.objective import MethodObjective, idk_answers
 from unlearning.methods.outcome import outcome_of
@@ -46,13 +47,16 @@ def objective_of(folder, name, spec=DENSE, rows=4, length=64, forget_records=5, 
     return objective, model
 
 
-def measure(folder, name, spec, layout, steps=2, length=63, settings=None):
+def measure(folder, name, spec, layout, steps=2, length=63, settings=None, lora=None):
     """Train some steps; (loss and norm per step, {name: array}) on rank 0: first gradients, weights, λ."""
     mesh = init_mesh(layout)
     objective, model = objective_of(folder, name, spec, rows=8, length=length, settings=settings)
     divide(objective, mesh)
     model = apply_layout(model, mesh)
-    optimizer = build_optimizer(model, OptimSpec(lr=1e-3, eps=1e-4), "float64")
+    optim = OptimSpec(lr=1e-3, eps=1e-4)
+    optimizer = build_optimizer(model, optim, "float64")
+    if lora is not None:
+        optimizer = AdapterOptimizer(model, lora, optim, seed=4)
     optimizer.lr = 1e-3
     numbers, grads = [], {}
     for step in range(steps):
@@ -70,9 +74,15 @@ def measure(folder, name, spec, layout, steps=2, length=63, settings=None):
         )
         numbers.append((report.loss, report.grad_norm, float(report.tokens)))
         if step == 0:
-            grads = {f"grad {n}": full(p.grad).clone() for n, p in model.named_parameters()}
+            grads = {
+                f"grad {n}": full(p.grad).clone()
+                for n, p in model.named_parameters()
+                if p.requires_grad
+            }
     state = {f"weight {n}": full(p.detach()).clone() for n, p in model.named_parameters()}
     state |= {f"objective {n}": t for n, t in objective.state().items()}
+    if lora is not None:
+        state |= {n: full(p.detach()).clone() for n, p in optimizer.state().items()}
     mine = {n: tensor.numpy() for n, tensor in (grads | state).items()}
     found = {n: item for part in mesh.gather(mine) for n, item in part.items()}
     return None if mesh.rank else (np.array(numbers), found)

@@ -28,7 +28,7 @@ from trainer.layout import Layout
 from trainer.mesh import Mesh
 from trainer.objective import divide
 from unlearning.methods import METHODS
-from unlearning.methods.settings import DEFAULTS
+from unlearning.methods.settings import DEFAULTS, Lora
 from unlearning.methods.spread import Spread
 
 EXACT = 1e-10
@@ -68,8 +68,14 @@ def alone(records_only):
     """What one process computes, by method and model."""
     torch.set_num_threads(1)
     return functools.lru_cache(
-        lambda method, spec, settings=None: measure(
-            records_only.folder, method, spec, Layout(), settings=settings
+        lambda method, spec, settings=None, lora=None: measure(
+            records_only.folder,
+            method,
+            spec,
+            Layout(),
+            2 if lora is None else 3,
+            settings=settings,
+            lora=lora,
         )
     )
 
@@ -150,6 +156,22 @@ def test_states_of_inner_layers_under_every_schedule(records_only, alone, tmp_pa
     found, _ = run_processes(2, tmp_path / "group", measure_all, records_only.folder, calls)
     for got, (name, *_) in zip(found, calls, strict=True):
         assert difference(got, alone(name, DEEP, settings[name])) < EXACT, name
+
+
+def test_adapters_on_every_layout(records_only, alone, tmp_path):
+    """Rank 2 on all matrices: gradients, merged weights, A, B and their moments of two processes are one process's; six layouts, kl and rmu."""
+    lora = Lora(rank=2, alpha=6.0)
+    layouts = [layout for name, (_, layout) in PAIRS.items() if name != "experts"]
+    layouts += [Layout(pp=2, microbatches=4, schedule="zbv")]
+    calls = [
+        (method, DEEP, layout, 3, 63, None, lora)
+        for layout, method in zip(layouts, ("kl", "rmu", "npo", "kl", "rmu", "npo"), strict=True)
+    ]
+    found, _ = run_processes(2, tmp_path / "group", measure_all, records_only.folder, calls)
+    for got, (method, *_) in zip(found, calls, strict=True):
+        want = alone(method, DEEP, None, lora)
+        assert any(name.endswith("lora_b") and array.any() for name, array in want[1].items())
+        assert difference(got, want) < EXACT, method
 
 
 def test_an_objective_that_cannot_be_divided_is_refused():
