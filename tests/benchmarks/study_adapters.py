@@ -22,6 +22,7 @@ from scipy.stats import t
 from provenance import jcs, write_atomic
 from unlearning.attacks.fine_tune import attacked, permuted_batches
 from unlearning.attacks.memorised import OTHERS
+from unlearning.methods.settings import SWEPT
 from unlearning.probes import FileTokenizer
 from unlearning.sweep import EXPOSURE, GIVEN_AWAY, MEMBERSHIP, RETAINED, Objective, Setting, Sign
 from unlearning.trials import original_outcome, share_given_away, trained_outcome
@@ -102,11 +103,8 @@ def figures(rows, table, note):
 
 def chosen():
     """The graph's own numbers."""
-    from pipelines.steps.unlearning import UNLEARN_LR
-    from unlearning.methods.forget_retain import ForgetConfig
-
-    beta = ForgetConfig(sealed={}, tokenizer="").beta
-    return Setting("npo", UNLEARN_LR, (("beta", str(beta)),))
+    rate, settings = SWEPT["npo"]
+    return Setting("npo", rate, tuple(settings.items()))
 
 
 def benign(site, groups, tokenizer):
