@@ -38,10 +38,13 @@ def _flat(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
     live = frame["index"].to_numpy().astype(np.int64)
     lengths = store.lengths_N[live]
     new_offsets = np.concatenate([[0], np.cumsum(lengths)])
-    picked = np.repeat(offsets[live] - new_offsets[:-1], lengths) + np.arange(int(lengths.sum()))
+    if len(live) < store.size or (live != np.arange(store.size)).any():
+        flat = flat[
+            np.repeat(offsets[live] - new_offsets[:-1], lengths) + np.arange(int(lengths.sum()))
+        ]
     return {
         "frame": frame,
-        "tokens": flat[picked],
+        "tokens": flat,
         "offsets": new_offsets,
         "vocab_size": store.vocab_size,
         "lengths": lengths,
@@ -52,6 +55,7 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     """Information of every record and owner in two tables, and the surprisal of every token in a third and as a memory map."""
     import numpy as np
     import polars as pl
+    import pyarrow as pa
 
     from valuation import folds, measure_information
     from valuation.surprisal import write_surprisal
@@ -65,15 +69,20 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
     fold_N = folds(frame["record_id"].to_list(), cluster_N=cluster_N)
     bits_T = write_surprisal(
-        site.home.tables, flat["tokens"], flat["offsets"], fold_N, flat["vocab_size"]
+        site.home.tables,
+        flat["tokens"],
+        flat["offsets"],
+        fold_N,
+        flat["vocab_size"],
+        threads=cores(),
     )
     per_record, per_owner = measure_information(
         flat["tokens"], flat["offsets"], bytes_N=bytes_N, fold_N=fold_N, owner_N=owner_N, num_owners=len(owners),
-        vocab_size=flat["vocab_size"], bits_T=bits_T,
+        vocab_size=flat["vocab_size"], bits_T=bits_T, threads=cores(),
     )  # fmt: skip
-    each = pl.Series(
-        np.split(np.asarray(bits_T, np.float32), flat["offsets"][1:-1]), dtype=pl.List(pl.Float32)
-    )
+    # One list per record, made of borders and values as they are: no array per record.
+    lists = pa.LargeListArray.from_arrays(flat["offsets"], np.asarray(bits_T, np.float32))
+    each = pl.Series(lists, dtype=pl.List(pl.Float32))
 
     def table(names: pl.DataFrame, what: Any) -> pl.DataFrame:
         return names.with_columns(
