@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ from unlearning.utility import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from unlearning.answering import Question
     from unlearning.practice.audits import PracticeAudits
@@ -113,36 +114,43 @@ class Benchmarks:
             for one, own in json.loads(path.read_text()).items()
         }
 
-    def summary(self, name: str) -> Summary:
+    def summary(
+        self, name: str, golds: Sequence[str] | None = None, *, attacked: bool = True
+    ) -> Summary:
         """The published numbers of a model.
 
         Args:
             name: name of a model; a gold model is compared with the others.
+            golds: gold models to compare with, default all; without one, forget quality is NaN.
+            attacked: whether the audit's rows may be asked for; if not, LUME has neither membership nor score (NaN).
         """
         asked = self.answers(name)
         forget = asked[FORGET]
-        others = [self.answers(g)[FORGET] for g in self.audits.golds if g != name]
+        named = self.audits.golds if golds is None else golds
+        others = [self.answers(g)[FORGET] for g in named if g != name]
         found = [forget_quality(forget, gold) for gold in others]
         utility = model_utility({one: asked[one] for one in KEPT})
         completions, questions = (
             {TASK: {split: asked[f"{kind}/{split}"] for split in ("forget", "retain")}}
             for kind in ("completions", "questions")
         )
-        lume = lume_score(completions, questions, self.audits.membership_auc(name, "lume"))
+        told = self.audits.membership_auc(name, "lume") if attacked else 0.5
+        lume = lume_score(completions, questions, told)
+        parts = {k: v for k, v in lume.parts.items() if attacked or k != "membership"}
         bounds = cluster_bounds(
             self._by_author(forget), lambda v: float(v.mean()), np.random.default_rng(0), alpha=0.025
         )  # fmt: skip
         return Summary(
-            forget_quality=statistics.median(one.p_value for one in found),
-            distance=statistics.median(one.d for one in found),
+            forget_quality=statistics.median([one.p_value for one in found] or [math.nan]),
+            distance=statistics.median([one.d for one in found] or [math.nan]),
             forget_truth_ratio=truth_ratio(forget, forgotten=True),
             forget_probability=probability(forget),
             forget_rouge=(bounds.estimate, bounds.low, bounds.high),
             forget_exact=sum(a.exact for a in forget.values()) / len(forget),
             utility=utility.utility,
             parts=utility.parts,
-            lume=lume.parts,
-            lume_score=lume.score,
+            lume=parts,
+            lume_score=lume.score if attacked else math.nan,
         )
 
     def band(self) -> float:
