@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ from unlearning.utility import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from unlearning.answering import Question
     from unlearning.practice.audits import PracticeAudits
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     Answers = dict[str, Answered]
 
 FORGET = "forget10"
+TOFU = (FORGET, *KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,68 +88,81 @@ class Benchmarks:
             found |= {f"{kind}/{split}": own for split, own in splits.items()}
         return found
 
-    def answers(self, name: str) -> dict[str, Answers]:
-        """What a model makes of all sets, asked at the first call.
+    def answers(self, name: str, sets: Sequence[str] | None = None) -> dict[str, Answers]:
+        """What a model makes of the sets, each asked once and kept as soon as it is.
 
         Args:
             name: name of a model.
+            sets: names of sets, default all; what was kept of others is returned too.
 
         Returns:
             Set → record id → numbers.
         """
+        from provenance.canonical import write_atomic
+
         folder = self.audits.study.folder
         path = folder / "benchmarks" / f"{name}.json"
-        if not path.exists():
-            from provenance.canonical import write_atomic
-
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        wanted = self.sets()
+        missing = [one for one in (wanted if sets is None else sets) if one not in kept]
+        if missing:
             model, tokenizer = self.audits.model(name), FileTokenizer(folder / "tokenizer.json")
-            asked = {one: answered(model, tokenizer, own) for one, own in self.sets().items()}
-            kept = {
-                one: {key: dataclasses.astuple(a) for key, a in own.items()}
-                for one, own in asked.items()
-            }
             path.parent.mkdir(exist_ok=True)
-            write_atomic(path, json.dumps(kept).encode())
+            for one in missing:
+                found = answered(model, tokenizer, wanted[one])
+                kept[one] = {key: dataclasses.astuple(a) for key, a in found.items()}
+                write_atomic(path, json.dumps(kept).encode())
         return {
             one: {key: Answered(a[0], a[1], tuple(a[2]), a[3], a[4]) for key, a in own.items()}
-            for one, own in json.loads(path.read_text()).items()
+            for one, own in kept.items()
         }
 
-    def summary(self, name: str) -> Summary:
+    def summary(
+        self, name: str, golds: Sequence[str] | None = None, *, attacked: bool = True
+    ) -> Summary:
         """The published numbers of a model.
 
         Args:
             name: name of a model; a gold model is compared with the others.
+            golds: gold models to compare with, default all; without one, forget quality is NaN.
+            attacked: whether LUME's numbers are wanted, which need the audit's rows; else they are empty and NaN.
         """
-        asked = self.answers(name)
+        asked = self.answers(name, TOFU)
         forget = asked[FORGET]
-        others = [self.answers(g)[FORGET] for g in self.audits.golds if g != name]
+        named = self.audits.golds if golds is None else golds
+        others = [self.answers(g, TOFU)[FORGET] for g in named if g != name]
         found = [forget_quality(forget, gold) for gold in others]
         utility = model_utility({one: asked[one] for one in KEPT})
-        completions, questions = (
-            {TASK: {split: asked[f"{kind}/{split}"] for split in ("forget", "retain")}}
-            for kind in ("completions", "questions")
-        )
-        lume = lume_score(completions, questions, self.audits.membership_auc(name, "lume"))
+        parts, score = self._lume(name) if attacked else ({}, math.nan)
         bounds = cluster_bounds(
             self._by_author(forget), lambda v: float(v.mean()), np.random.default_rng(0), alpha=0.025
         )  # fmt: skip
         return Summary(
-            forget_quality=statistics.median(one.p_value for one in found),
-            distance=statistics.median(one.d for one in found),
+            forget_quality=statistics.median([one.p_value for one in found] or [math.nan]),
+            distance=statistics.median([one.d for one in found] or [math.nan]),
             forget_truth_ratio=truth_ratio(forget, forgotten=True),
             forget_probability=probability(forget),
             forget_rouge=(bounds.estimate, bounds.low, bounds.high),
             forget_exact=sum(a.exact for a in forget.values()) / len(forget),
             utility=utility.utility,
             parts=utility.parts,
-            lume=lume.parts,
-            lume_score=lume.score,
+            lume=parts,
+            lume_score=score,
         )
+
+    def _lume(self, name: str) -> tuple[dict[str, float], float]:
+        """LUME's parts and score."""
+        asked = self.answers(name)
+        completions, questions = (
+            {TASK: {split: asked[f"{kind}/{split}"] for split in ("forget", "retain")}}
+            for kind in ("completions", "questions")
+        )
+        found = lume_score(completions, questions, self.audits.membership_auc(name, "lume"))
+        return found.parts, found.score
 
     def band(self) -> float:
         """Largest KS distance of forgotten truth ratios between two gold models."""
-        ratios = [log_truth_ratios(self.answers(gold)[FORGET]) for gold in self.audits.golds]
+        ratios = [log_truth_ratios(self.answers(gold, TOFU)[FORGET]) for gold in self.audits.golds]
         return null_band([np.array([own[key] for key in ratios[0]]) for own in ratios])
 
     def _by_author(self, forget: Mapping[str, Answered]) -> dict[str, list[float]]:

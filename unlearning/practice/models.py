@@ -4,7 +4,7 @@
 
     FOLDER/tokenizer.json  public/  people/  forgotten.jsonl  validation.jsonl  *.txt         texts and who is left out
     FOLDER/pretrained                                                                        on public text, one for all
-    FOLDER/original  gold-1  gold-2  …                                                       fine-tuned on the people's texts
+    FOLDER/original  gold-1  gold-2  …  (NAME-cycle-1 before)                                fine-tuned on the people's texts
     FOLDER/trial-RATE … rate.json                                                            NPO on validation people: which rate
     FOLDER/ascent  graddiff  dpo  npo  simnpo                                                from the original
 
@@ -68,7 +68,7 @@ class Practice:
         from trainer.spec import BatchSpec, OptimSpec, RunConfig, RunSpec, no_versions
 
         scale, source = self.profile, changes.pop("source", "people")
-        optim = {"lr": scale.lr, "min_lr_ratio": 0.1, "warmup_steps": 20, "weight_decay": 0.01}
+        optim = {"lr": 0.001, "min_lr_ratio": 0.1, "warmup_steps": 20, "weight_decay": 0.01}
         config = RunConfig(
             model=scale.model(self.vocab_size), optim=OptimSpec(**(optim | changes.pop("optim", {}))),
             batch=BatchSpec(rows=changes.pop("rows", scale.rows), length=scale.length), checkpoint_every=100, keep_last=1,
@@ -120,7 +120,7 @@ class Practice:
 
     def original(self) -> Path:
         """Fine-tuned on the texts of everybody but the look-alikes."""
-        return self.trained("original", self._tuned("original", self.tokens["people"]))
+        return self._tuned("original", self.tokens["people"])
 
     def gold(self, seed: int) -> Path:
         """Fine-tuned without the forgotten people, for as many epochs.
@@ -130,8 +130,7 @@ class Practice:
         """
         name = f"gold-{seed}"
         kept = self.tokens["people"] - self.tokens[FORGOTTEN]
-        spec = self._tuned(name, kept, kind="gold", seed=seed, excluded=self._excluded(FORGOTTEN))
-        return self.trained(name, spec)
+        return self._tuned(name, kept, kind="gold", seed=seed, excluded=self._excluded(FORGOTTEN))
 
     def unlearned(self, method: str) -> Path:
         """A method, applied to the original with the chosen rate.
@@ -167,10 +166,17 @@ class Practice:
 
         return load_model(folder, self.profile.model(self.vocab_size))
 
-    def _tuned(self, name: str, tokens: int, **changes: Any) -> RunSpec:
-        scale = self.profile
-        steps = max(1, round(scale.epochs * tokens / (scale.rows * scale.length)))
-        return self.run_spec(name, steps=steps, **self._from(self.pretrained()), **changes)
+    def _tuned(self, name: str, tokens: int, **changes: Any) -> Path:
+        """All cycles from the pretrained model; the last one has the run's name."""
+        scale, checkpoint = self.profile, self.pretrained()
+        for number, (epochs, lr) in enumerate(scale.cycles, start=1):
+            run = name if number == len(scale.cycles) else f"{name}-cycle-{number}"
+            steps = max(1, round(epochs * tokens / (scale.rows * scale.length)))
+            spec = self.run_spec(
+                run, steps=steps, optim={"lr": lr}, **self._from(checkpoint), **changes
+            )
+            checkpoint = self.trained(run, spec)
+        return checkpoint
 
     def _trial(self, rate: str) -> dict[str, float]:
         """What NPO with a rate does to validation people, for as many epochs as the audited are pushed."""

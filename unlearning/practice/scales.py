@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainer.choices import Precision
     from trainer.spec import ModelSpec
 
-METHODS = ("ascent", "graddiff", "dpo", "npo", "simnpo")
+METHODS = ("npo", "ascent", "dpo", "graddiff", "simnpo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,10 @@ class Scale:
     pretrain_tokens: int
     pretrain_rows: int = 8
     pretrain_lr: float = 0.002
-    epochs: int
-    """Passes over the people's texts, original and gold alike."""
+    cycles: tuple[tuple[int, float], ...]
+    """Passes over the people's texts and peak rate of each cosine, one after the other; original and gold alike."""
     rows: int
     """Rows per step of original and gold: small batches memorise in far fewer tokens."""
-    lr: float
     golds: int
     """Gold models; their seeds are 1, 2, …, the original's is 0."""
     methods: tuple[str, ...] = METHODS
@@ -94,13 +93,13 @@ class Scale:
 
 SMOKE = Scale(
     name="smoke", layers=2, dim=32, heads=2, ffn_dim=64, length=64, authors=3, rows_per_author=2, asked_per_author=2, lume=2, ours=2, pages=2,
-    pretrain_tokens=256, pretrain_rows=2, epochs=40, rows=2, lr=0.01, golds=2, methods=("npo",), unlearn_steps=4, unlearn_rows=2,
+    pretrain_tokens=256, pretrain_rows=2, cycles=((40, 0.01),), rows=2, golds=2, methods=("npo",), unlearn_steps=4, unlearn_rows=2,
     forget_records=4, validation=1, kept_asked=4,
 )  # fmt: skip
 
 PRACTICE = Scale(
     name="practice", layers=5, dim=320, heads=5, ffn_dim=800, authors=20, rows_per_author=2, asked_per_author=2, lume=14, ours=30, pages=6,
-    pretrain_tokens=200_000, epochs=26, rows=1, lr=0.0015, golds=3, unlearn_steps=30, unlearn_rows=2, forget_records=16, validation=5,
+    pretrain_tokens=200_000, cycles=((26, 0.0015), (14, 0.0005)), rows=1, golds=3, unlearn_steps=30, unlearn_rows=2, forget_records=16, validation=5,
     precision="bfloat16",
 )  # fmt: skip
 
