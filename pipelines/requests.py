@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from pipelines.storage.home import Home
 
 FORMAT = 1
+_ARTICLE = "Art. 17(1)({}) GDPR: {}"
+BASES = {
+    "no-longer-needed": _ARTICLE.format("a", "no longer needed for the purpose"),
+    "consent-withdrawn": _ARTICLE.format("b", "consent withdrawn"),
+    "objection": _ARTICLE.format("c", "objection"),
+    "unlawful": _ARTICLE.format("d", "processed unlawfully"),
+    "legal-obligation": _ARTICLE.format("e", "erasure is a legal obligation"),
+    "child": _ARTICLE.format("f", "collected from a child for an online service"),
+    "other": "outside of Art. 17 GDPR",
+}
+"""Why somebody may ask to be erased, by the word that the command takes. No free text: it would be printed in a report."""
 STATES = ("received", "suspended", "unlearned", "audited", "shredded", "refused")
 OPEN_STATES = STATES[:4]
 
@@ -42,6 +53,8 @@ class Request:
     """Record ids in lower-case hex; empty for all of the sources."""
     reason: str = ""
     """Why, in a word; never a person's name."""
+    basis: str = ""
+    """Legal basis, a key of `BASES`; empty: not stated."""
     received: str = ""
     """ISO 8601 day."""
     deadline: str = ""
@@ -117,6 +130,10 @@ def load(home: "Home") -> list[Request]:
             raise RequestError(
                 f"request {path.name} cannot be read ({error}); remove it or write it again with dataworth erase"
             ) from None
+        if request.basis and request.basis not in BASES:
+            raise RequestError(
+                f"request {path.name} has the legal basis {request.basis!r}; known: {', '.join(BASES)}"
+            )
         if request.format != FORMAT or request.state not in STATES:
             raise RequestError(
                 f"request {path.name} has format {request.format} and state {request.state!r}, which this version does not know"

@@ -21,6 +21,12 @@ def audit(
     pdf: Annotated[
         bool, typer.Option("--pdf", help="Also print it to PDF by a Chromium of this machine.")
     ] = False,
+    reviewed_by: Annotated[
+        str,
+        typer.Option(
+            help="Your name, once you have read the report: the ledger commits to it and to the report's digest."
+        ),
+    ] = "",
     run: Annotated[
         bool,
         typer.Option(
@@ -32,12 +38,14 @@ def audit(
     """The audit of an erasure request: verdict, report in two parts, JSON and PDF. 1 if there is none, and says why."""
     from pipelines.reports.errors import ReportError
     from pipelines.reports.printing import print_pdf
-    from pipelines.steps.audit_report import find, waits
+    from pipelines.steps.audit_report import find, review, waits
 
     try:
         if run and waits(this_site(), request):
             _run_the_graph()
         made = find(this_site(), request)
+        if reviewed_by:
+            made = review(this_site(), made, reviewed_by)
         audited = made.dossier.audit
         console.print(
             f"{audited.verdict}: {audited.num_people} people, {audited.num_gold_seeds} gold model(s), method {audited.method}; "
@@ -45,6 +53,14 @@ def audit(
             highlight=False,
             markup=False,
         )
+        if reviewed_by:
+            last = made.dossier.reviews[-1]
+            console.print(
+                f"review by {last.by} of report {last.report[:16]} is ledger entry {last.entry}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
         for path in (made.html, made.json):
             console.print(str(path), highlight=False, markup=False, soft_wrap=True)
         if pdf:

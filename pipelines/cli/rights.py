@@ -10,7 +10,16 @@ from rich.console import Console
 
 from pipelines.cli.asking import required, this_site
 from pipelines.erasure.choosing import known
-from pipelines.requests import OPEN_STATES, Request, RequestError, load, matching, same_words, save
+from pipelines.requests import (
+    BASES,
+    OPEN_STATES,
+    Request,
+    RequestError,
+    load,
+    matching,
+    same_words,
+    save,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,6 +39,12 @@ def erase(  # noqa: PLR0913, PLR0917 - one option per way of naming records, and
         Path | None, typer.Option(help="A text file with the exact text of a record.")
     ] = None,
     reason: Annotated[str, typer.Option(help="A word for the log; never a person's name.")] = "",
+    basis: Annotated[
+        str,
+        typer.Option(
+            help=f"Legal basis, printed in the audit report: {', '.join(BASES)}. Asked again with one, an open request gets it."
+        ),
+    ] = "",
     everywhere: Annotated[
         bool, typer.Option(help="Also the copies of the same texts that other owners delivered.")
     ] = False,
@@ -64,7 +79,7 @@ def erase(  # noqa: PLR0913, PLR0917 - one option per way of naming records, and
     else:
         _request(
             "erase",
-            _Named(owner, source, record, file, everywhere, version, method),
+            _Named(owner, source, record, file, everywhere, version, method, basis),
             reason,
             plan=plan,
         )
@@ -90,6 +105,7 @@ class _Named:
     everywhere: bool = False
     version: str = ""
     method: str = ""
+    basis: str = ""
 
 
 def _request(kind: str, named: _Named, reason: str, *, plan: bool = False) -> None:
@@ -97,6 +113,8 @@ def _request(kind: str, named: _Named, reason: str, *, plan: bool = False) -> No
 
     if not (named.owner or named.record or named.file):
         raise RequestError("name what is meant: --owner OWNER, --record ID or --file TEXT")
+    if named.basis and named.basis not in BASES:
+        raise RequestError(f"--basis {named.basis!r}: expected one of {', '.join(BASES)}")
     site = this_site()
     if named.method:
         known(named.method)
@@ -118,9 +136,7 @@ def _request(kind: str, named: _Named, reason: str, *, plan: bool = False) -> No
         return
     before = same_words(site.home, request)
     if before is not None and before.state in OPEN_STATES:
-        console.print(
-            f"request {before.id} was made before: {before.state}, received {before.received}, until {before.deadline}"
-        )
+        _made_before(site, before, named.basis)
         return
     while same_words(site.home, request):
         # It was finished, and records it names were delivered since: a new request of the same words.
@@ -130,6 +146,16 @@ def _request(kind: str, named: _Named, reason: str, *, plan: bool = False) -> No
     if kind == "withdraw":
         _suppress(site, named.owner, found)
     _tell(site, request, found, others)
+
+
+def _made_before(site: "Site", before: Request, basis: str) -> None:
+    """Say so; a legal basis that is stated now is kept."""
+    console.print(
+        f"request {before.id} was made before: {before.state}, received {before.received}, until {before.deadline}"
+    )
+    if basis and basis != before.basis:
+        save(site.home, dataclasses.replace(before, basis=basis))
+        console.print(f"its legal basis is now {BASES[basis]}")
 
 
 def _made(site: "Site", kind: str, named: _Named, reason: str, frame: "pl.DataFrame") -> Request:
@@ -146,7 +172,7 @@ def _made(site: "Site", kind: str, named: _Named, reason: str, frame: "pl.DataFr
     request = Request(
         kind=kind, owner=named.owner, sources=tuple(named.source or ()), record_ids=ids, reason=reason,
         received=today.isoformat(), deadline=(today + timedelta(days=site.config.erasure.days)).isoformat(),
-        method=named.method,
+        method=named.method, basis=named.basis,
     )  # fmt: skip
     if not len(matching(frame, [request], required=False)):
         _say_if_finished(site, request)

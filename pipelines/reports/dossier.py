@@ -6,10 +6,12 @@ stand beside it as JSON (`Dossier.to_json`, strict both ways).
 
 *What no field may hold:* the text of a record, a prompt, a secret, a name, or a hash that somebody could confirm by trying names
 or numbers. A request is named by its reference, a keyed digest; whoever asked by a keyed pseudonym; people by the salted ids of the
-audit's rows, which mean nothing once the request's key is destroyed.
+audit's rows, which mean nothing once the request's key is destroyed. One name may stand here: a reviewer's, who gave it for that.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Literal, Self
 
 from pipelines.reports.audit import Audit
@@ -47,6 +49,8 @@ class Asked:
     """ISO 8601 day; empty without one."""
     closed: str
     """ISO 8601 time of the ledger entry that closed it; empty while it is open."""
+    basis: str
+    """Legal basis as stated with the request, in words; empty when none was stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +257,28 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """Somebody read a report and answers for that; `pipelines.steps.audit_review` has the formulas."""
+
+    by: str
+    """The name that was given."""
+    at: str
+    """ISO 8601 time of the ledger entry."""
+    report: str
+    """Digest of the report that was read (`Dossier.reviewable`); hex."""
+    audit: str
+    """Digest of its `audit.json`; hex."""
+    nonce: str
+    """Opens the ledger entry, which commits to the name without holding it; 64 hex digits."""
+    entry: int
+    """Index of the ledger entry."""
+
+    def __post_init__(self) -> None:
+        if len(self.nonce) != 64 or not set(self.nonce) <= set("0123456789abcdef"):
+            raise ReportError("review.nonce is not 64 hex digits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dossier:
     """Everything that the audit report shows."""
 
@@ -271,9 +297,11 @@ class Dossier:
     evidence: Evidence
     engineering: Engineering | NotAvailable
     versions: tuple[Fact, ...]
+    reviews: tuple[Review, ...] = ()
+    """Who has read this report or an earlier state of it, the newest last."""
     limits: tuple[str, ...] = CANNOT_PROVE
     schema: Literal["dataworth.audit-report"] = "dataworth.audit-report"
-    format: Literal[1] = 1
+    format: Literal[2] = 2
 
     def __post_init__(self) -> None:
         check(type(self), self, "dossier")
@@ -282,13 +310,18 @@ class Dossier:
         if not self.requests:
             raise ReportError("dossier.requests is empty; an audit answers a request")
 
+    @property
+    def reviewable(self) -> str:
+        """Digest of what a reviewer reads: the JSON without reviews; hex."""
+        return sha256(replace(self, reviews=()).to_json().encode()).hexdigest()
+
     def to_json(self) -> str:
         """The machine-readable form: sorted keys, two spaces of indent, a final newline."""
         return to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote; a report of format 1, from before there were reviews, is read as one without any.
 
         Args:
             text: JSON text.
@@ -299,4 +332,16 @@ class Dossier:
         Raises:
             ReportError: Not JSON, an unknown or missing field, a wrong type or another format.
         """
-        return from_json(cls, text)
+        return from_json(cls, _upgraded(text))
+
+
+def _upgraded(text: str) -> str:
+    """A report of format 1 with what format 2 added; any other text as it is."""
+    try:
+        plain = json.loads(text)
+    except json.JSONDecodeError:
+        return text  # `from_json` says what is wrong with it
+    if not isinstance(plain, dict) or plain.get("format") != 1:
+        return text
+    asked = [{**one, "basis": ""} for one in plain.get("requests", [])]
+    return json.dumps(plain | {"format": 2, "reviews": [], "requests": asked})

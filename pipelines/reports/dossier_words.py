@@ -306,6 +306,32 @@ def residual(dossier: Dossier) -> str:
     return f"{told} {dossier.release[:1].upper()}{dossier.release[1:]}."
 
 
+def basis(dossier: Dossier) -> str:
+    """On what legal basis the erasure was asked for, as stated with each request."""
+    stated: dict[str, list[str]] = {}
+    for one in dossier.requests:
+        stated.setdefault(one.basis, []).append(one.reference)
+    missing = stated.pop("", [])
+    told = [f"{words} ({', '.join(names)})" for words, names in stated.items()]
+    open_ = (
+        f"not stated for {', '.join(missing)} (dataworth erase --basis): Art. 17 GDPR (right to erasure) and Art. 5(2) (accountability) "
+        "where they apply; the controller states it here"
+    )
+    return "Legal basis: " + "; ".join(told + [open_] * bool(missing)) + "."
+
+
+def reviews(dossier: Dossier) -> tuple[str, ...]:
+    """Who has read which state of the report, the last two."""
+    now = dossier.reviewable
+    told = [
+        f"Reviewed by {one.by} at {one.at}: {'this report' if one.report == now else 'an earlier state of this report'}, "
+        f"digest {one.report[:16]}, committed to in ledger entry {one.entry}."
+        for one in dossier.reviews[-2:]
+    ]
+    hand = "The program enters the name it was given; it doesn't check whose hand gave it."
+    return (*told, hand) if told else ()
+
+
 def next_steps(dossier: Dossier) -> tuple[str, ...]:
     """What to do now."""
     audit = dossier.audit

@@ -20,8 +20,9 @@ from pipelines.audits import read_audit
 from pipelines.evidence import read_evidence
 from pipelines.reports.dossier import Asked, Copy, Dossier, Fact, Model, Scope
 from pipelines.reports.errors import ReportError
-from pipelines.requests import OPEN_STATES, Request, RequestError, load
+from pipelines.requests import BASES, OPEN_STATES, Request, RequestError, load
 from pipelines.results import Result, latest
+from pipelines.steps import audit_review
 from pipelines.steps.ledger import corpus_keys, open_ledger
 from provenance import keyed, write_atomic
 
@@ -85,6 +86,7 @@ def publish(site: "Site", batch: Batch) -> Published:
         evidence=read_evidence(folder, audit["entry"]),
         engineering=read_engineering(folder),
         versions=_versions(folder),
+        reviews=audit_review.kept(_paths(site, audit["batch"])[1]),
     )
     return _write(site, dossier)
 
@@ -156,6 +158,23 @@ def find(site: "Site", request: str = "") -> Published:
     raise RequestError(_why_none(site, requests, chosen))
 
 
+def review(site: "Site", made: Published, name: str) -> Published:
+    """Enter that somebody has read a report, and write it with that.
+
+    Args:
+        site: The open home.
+        made: The report.
+        name: Who answers for the reading.
+
+    Returns:
+        The report with the review.
+
+    Raises:
+        RequestError: That is no name.
+    """
+    return _write(site, audit_review.reviewed(site, made.dossier, name))
+
+
 def contradicted(site: "Site", _audit: Result) -> list[str]:
     """Where a report in the home says something else than the ledger, or a page isn't the one of its facts.
 
@@ -184,7 +203,8 @@ def contradicted(site: "Site", _audit: Result) -> list[str]:
             for what, value in told.items()
             if body.get(what) != value
         ]
-        facts, page = ((site.home.path / f"{name}.{kind}") for kind in ("json", "html"))
+        found += audit_review.contradicted(dossier, entries)
+        page, facts = _paths(site, dossier.batch)
         digest = sha256(facts.read_bytes()).hexdigest()
         if not page.exists() or digest not in page.read_text(encoding="utf-8"):
             found.append(f"{name}.html is not the page of {name}.json: dataworth audit writes it")
@@ -219,12 +239,16 @@ def reference_of(site: "Site", request: str) -> str:
 def _write(site: "Site", dossier: Dossier) -> Published:
     from pipelines.reports.dossier_page import render_dossier
 
-    folder = site.home.path / "reports"
-    folder.mkdir(exist_ok=True)
-    html, data = (folder / f"audit-{dossier.batch}.{kind}" for kind in ("html", "json"))
+    html, data = _paths(site, dossier.batch)
+    html.parent.mkdir(exist_ok=True)
     write_atomic(html, render_dossier(dossier).encode())
     write_atomic(data, dossier.to_json().encode())
     return Published(dossier, html, data)
+
+
+def _paths(site: "Site", batch: str) -> tuple[Path, Path]:
+    html, data = (site.home.path / "reports" / f"audit-{batch}.{kind}" for kind in ("html", "json"))
+    return html, data
 
 
 def _stored(site: "Site") -> list[Dossier]:
@@ -308,7 +332,7 @@ def _asked(site: "Site", requests: Sequence[Request]) -> tuple[Asked, ...]:
     return tuple(
         Asked(
             reference=reference_of(site, one.id), by=keyed(keys.k_owner, one.owner.encode()).hex()[:16] if one.owner else "",
-            state=one.state, received=one.received, deadline=one.deadline, closed=closed.get(one.id, ""),
+            state=one.state, received=one.received, deadline=one.deadline, closed=closed.get(one.id, ""), basis=BASES.get(one.basis, ""),
         )
         for one in requests
     )  # fmt: skip

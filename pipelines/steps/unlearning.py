@@ -22,6 +22,7 @@ from pipelines.steps.sharded import SHARDED, refuse_others, train_ensemble
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
 from provenance import jcs, seal, write_atomic
+from unlearning.methods import EDITS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
 
-EDITS = ("newton", "task_vector")
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 

@@ -17,6 +17,7 @@ from pipelines.reports.dossier import (
     OneRun,
     PersonRow,
     Question,
+    Review,
     Scope,
     Spread,
 )
@@ -97,8 +98,8 @@ def dossier(**changes: Any) -> Dossier:
     made = Dossier(
         demo=True, profile="pilot", batch="0123456789ab",
         requests=(
-            Asked(reference="a1b2c3d4e5f60718", by="9f8e7d6c5b4a3928", state="audited", received="2026-11-03", deadline="2026-12-03", closed=""),
-            Asked(reference="0011223344556677", by="", state="shredded", received="2026-11-04", deadline="", closed="2026-11-30T10:11:12Z"),
+            Asked(reference="a1b2c3d4e5f60718", by="9f8e7d6c5b4a3928", state="audited", received="2026-11-03", deadline="2026-12-03", closed="", basis="Art. 17(1)(b) GDPR: consent withdrawn"),
+            Asked(reference="0011223344556677", by="", state="shredded", received="2026-11-04", deadline="", closed="2026-11-30T10:11:12Z", basis=""),
         ),
         scope=Scope(
             people=64, records=320, attributes="numbers of four digits or more", version_before=digest(22), root_before=digest(23), version_after=digest(24),
@@ -116,5 +117,6 @@ def dossier(**changes: Any) -> Dossier:
             Copy(what="backups outside of the home", state="out of reach"),
         ),
         evidence=evidence(), engineering=engineering(), versions=(Fact(name="torch", value="2.13.0"),),
+        reviews=(Review(by="Ada Example", at="2026-12-01T09:08:07Z", report=digest(30), audit=digest(20), nonce=digest(31), entry=33),),
     )  # fmt: skip
     return replace(made, **changes)

@@ -1,8 +1,10 @@
 """`dataworth audit`: the report that the graph wrote, brought up to date; clear refusals; nothing in it that tells who asked."""
 
 import hashlib
+import hmac
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from pipelines.erasure.finishing import enter_state
 from pipelines.reports.dossier import Dossier
 from pipelines.requests import Request, RequestError
 from pipelines.site import open_site
+from pipelines.steps import audit_review
 from pipelines.steps.audit_report import find, reference_of
+from pipelines.steps.ledger import open_ledger
 
 SECRET = re.compile(r"\d{4,}")
 
@@ -147,6 +151,90 @@ def test_verify_notices_a_verdict_that_was_made_nicer(tiny_home, copied, ask) ->
     assert f"reports/{page.name} is not the page of reports/{facts.name}" in said.out
     assert ask(home, "audit").code == 0
     assert ask(home, "verify").code == 0
+
+
+def test_a_review_is_in_report_and_ledger_and_its_name_in_the_report_only(
+    tiny_home, copied, ask
+) -> None:
+    """From report and ledger alone an auditor gets who read which digest; the ledger commits to the name and doesn't hold it."""
+    home = copied(tiny_home)
+    (facts,) = (home / "reports").glob("audit-*.json")
+    unread = facts.read_bytes()
+    said = ask(home, "audit", "--reviewed-by", "  Ada  Example ")
+    assert said.code == 0
+    assert "review by Ada Example of report " in said.out
+    plain = json.loads(facts.read_text())
+    (one,) = plain["reviews"]
+    # As somebody without this program would check it.
+    bare = json.dumps(plain | {"reviews": []}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    assert bare.encode() == unread
+    assert hashlib.sha256(unread).hexdigest() == one["report"]
+    entries = list(open_ledger(open_site(home, None, "tiny", None)).entries())
+    entry = entries[one["entry"]]
+    named = hmac.new(bytes.fromhex(one["nonce"]), b"audit-review/Ada Example", "sha256").hexdigest()
+    assert (entry["kind"], entry["time"]) == ("review", one["at"])
+    assert entry["body"] == {
+        "audit": plain["evidence"]["audit_digest"], "report": one["report"], "reviewer": named,
+    }  # fmt: skip
+    assert not [path for path in (home / "ledger").rglob("*") if path.is_file() and b"Ada" in path.read_bytes()]  # fmt: skip
+    page = facts.with_suffix(".html").read_text()
+    assert "Reviewer: Ada Example" in page
+    assert "Z: this report, digest" in page
+    assert ask(home, "verify").code == 0
+    kept = reports(home)  # the same name on the same report is one review, and a look is none
+    assert ask(home, "audit", "--reviewed-by", "Ada Example").code == 0
+    assert ask(home, "audit").code == 0
+    assert reports(home) == kept
+    for name in (" ", "x" * 81, "A\x1b[31m"):
+        refused = ask(home, "audit", "--reviewed-by", name)
+        assert refused.code == 1
+        assert "1 to 80 printable characters" in refused.err
+    assert len(list(open_ledger(open_site(home, None, "tiny", None)).entries())) == len(entries)
+
+
+def test_verify_notices_a_review_by_another_name_or_of_another_report(
+    tiny_home, copied, ask
+) -> None:
+    """Name, digest, time and entry of a review: each one that is changed by hand is named, though the page was written anew."""
+    home = copied(tiny_home)
+    assert ask(home, "audit", "--reviewed-by", "Ada Example").code == 0
+    (facts,) = (home / "reports").glob("audit-*.json")
+    whole = facts.read_text()
+    made = Dossier.from_json(whole)
+    (one,) = made.reviews
+    entries = list(open_ledger(open_site(home, None, "tiny", None)).entries())
+    assert audit_review.contradicted(made, entries) == []
+    for change in (
+        {"by": "Bob"},
+        {"report": "0" * 64},
+        {"at": "2020-01-01T00:00:00Z"},
+        {"entry": 0},
+        {"entry": 10**6},
+    ):
+        forged = replace(made, reviews=(replace(one, **change),))
+        (told,) = audit_review.contradicted(forged, entries)
+        assert "is not the review by" in told
+    facts.write_text(whole.replace("Ada Example", "Bob Example"))
+    said = ask(home, "verify")
+    assert said.code == 1
+    assert "is not the review by 'Bob Example'" in said.out
+
+
+def test_a_review_outlives_the_erasure_and_says_what_it_was_of(tiny_home, copied, ask) -> None:
+    """Finishing changes states and copies: the review stays and speaks about an earlier state; a new one speaks about this one."""
+    home = copied(tiny_home)
+    assert ask(home, "audit", "--reviewed-by", "Ada Example").code == 0
+    assert ask(home, "erase", "--finish").code == 0
+    assert ask(home, "audit").code == 0
+    page = reports(home)[".html"].decode()
+    assert "an earlier state of this report" in page
+    assert "Z: this report, digest" not in page
+    assert ask(home, "audit", "--reviewed-by", "Ada Example").code == 0
+    page = reports(home)[".html"].decode()
+    assert "an earlier state of this report" in page
+    assert "Z: this report, digest" in page
+    # What the next run makes again is missing until then; the report is none of it.
+    assert "yes audit reports" in " ".join(ask(home, "verify").out.split())
 
 
 def test_without_chromium_the_report_is_there_and_the_pdf_is_refused(

@@ -42,7 +42,7 @@ def html() -> str:
         "What the original had memorised",
         "a1b2c3d4e5f60718 9f8e7d6c5b4a3928 2026-11-03 2026-12-03 audited open",
         "0011223344556677 by record 2026-11-04 no deadline shredded 2026-11-30T10:11:12Z",
-        "Legal basis: not recorded by this program.",
+        "Legal basis: Art. 17(1)(b) GDPR: consent withdrawn (a1b2c3d4e5f60718); not stated for 0011223344556677",
         "pushed out of the trained model afterwards (approximate)",
         "Method: NPO with a retain term.",
         "3 reference models that never saw the records",
@@ -60,7 +60,8 @@ def html() -> str:
         "Thudi et al.",
         "Copies of the model that left the house.",
         "Token shards, tables: kept until the requests are finished.",
-        "Reviewer Signature and date Next review",
+        f"Reviewed by Ada Example at 2026-12-01T09:08:07Z: an earlier state of this report, digest {digest(30)[:16]}, committed to in ledger entry 33.",
+        "Reviewer: Ada Example Signature and date Next review",
         # part 2: plan, endpoints with bounds, Holm, curves, distributions, subgroups, people, depth, lineage, how to repeat
         "Part 2 · for the engineer",
         "ledger entry 31",
@@ -166,9 +167,9 @@ def test_the_facts_survive_json_and_name_the_page(html: str) -> None:
     assert render_dossier(Dossier.from_json(text)) == html
     assert hashlib.sha256(text.encode()).hexdigest() in html
     plain = json.loads(text)
-    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 1)
+    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 2)
     with pytest.raises(ReportError, match="format"):
-        Dossier.from_json(json.dumps(plain | {"format": 2}))
+        Dossier.from_json(json.dumps(plain | {"format": 3}))
     with pytest.raises(ReportError, match="note"):
         Dossier.from_json(json.dumps(plain | {"note": "x"}))
     with pytest.raises(ReportError, match="cannot prove"):
@@ -177,12 +178,47 @@ def test_the_facts_survive_json_and_name_the_page(html: str) -> None:
         dossier(requests=())
 
 
+def test_a_report_of_the_first_format_is_read_without_basis_and_reviews() -> None:
+    """Format 1 had neither: read, they are empty; anything else that is missing is still refused."""
+    plain = json.loads(dossier().to_json())
+    old = {name: value for name, value in plain.items() if name != "reviews"} | {"format": 1}
+    old["requests"] = [{name: value for name, value in one.items() if name != "basis"} for one in plain["requests"]]  # fmt: skip
+    read = Dossier.from_json(json.dumps(old))
+    bare = tuple(replace(one, basis="") for one in dossier().requests)
+    assert read == dossier(reviews=(), requests=bare)
+    text = Page(render_dossier(read)).text
+    assert "Reviewer Signature and date Next review" in text
+    assert "Reviewed by" not in text
+    assert "Legal basis: not stated for a1b2c3d4e5f60718, 0011223344556677" in text
+    with pytest.raises(ReportError, match="missing field batch"):
+        Dossier.from_json(json.dumps({name: value for name, value in old.items() if name != "batch"}))  # fmt: skip
+
+
+def test_a_review_speaks_about_the_state_that_was_read() -> None:
+    """The digest leaves reviews out, so that adding one doesn't outdate it; a changed state does."""
+    (one,) = dossier().reviews
+    now = replace(one, report=dossier().reviewable)
+    made = dossier(reviews=(one, now))
+    assert made.reviewable == dossier(reviews=()).reviewable == now.report
+    earlier, current, hand = words.reviews(made)
+    assert "an earlier state of this report" in earlier
+    assert "09:08:07Z: this report, digest" in current
+    assert "doesn't check whose hand" in hand
+    closed = tuple(replace(asked, state="shredded") for asked in made.requests)
+    *told, _ = words.reviews(replace(made, requests=closed))
+    assert all("an earlier state" in said for said in told)
+    with pytest.raises(ReportError, match="64 hex digits"):
+        replace(one, nonce="xyz")
+
+
 def test_the_page_asks_for_nothing_and_no_string_becomes_markup(html: str) -> None:
     """No address, script or style from outside; with an attack in every text the elements are the same."""
     assert "http" not in html.replace("http-equiv", "")
     assert not re.search(r"@import|@font-face|url\((?!#)|\bsrc=|<script|<iframe|<object", html)
     plain = json.loads(dossier().to_json())
     poisoned = {name: value if name in ("schema", "kind") else _poisoned(value) for name, value in plain.items()}  # fmt: skip
+    for one, before in zip(poisoned["reviews"], plain["reviews"], strict=True):
+        one["nonce"] = before["nonce"]  # hex, or it is refused
     page, harmless = Page(render_dossier(Dossier.from_json(json.dumps(poisoned)))), Page(html)
     dangerous = {"script", "img", "iframe", "object"}
     assert not {tag for tag, _ in page.tags} & dangerous

@@ -300,6 +300,12 @@ def test_erase_refuses_what_names_nothing(ask, home: Path) -> None:
         ("--record", "abc"): "64 lower-case hex digits",
         ("--record", "0" * 64): "names no record",
         ("--file", str(home.parent / "unknown.txt")): "no record has exactly the text",
+        (
+            "--owner",
+            "registry",
+            "--basis",
+            "because",
+        ): "expected one of no-longer-needed, consent-withdrawn",
     }
     for arguments, message in cases.items():
         said = ask(home, "erase", *arguments)
@@ -321,7 +327,7 @@ def test_erase_writes_a_request_without_text(ask, home: Path) -> None:
     assert len(body["nonce"]) == 64
     assert set(body) == {
         "kind", "owner", "sources", "record_ids", "reason", "received", "deadline", "state", "format",
-        "acknowledged", "method", "note", "number", "nonce",
+        "acknowledged", "method", "note", "number", "nonce", "basis",
     }  # fmt: skip
 
 
@@ -334,6 +340,24 @@ def test_a_repeated_request_is_told_and_written_once(ask, home: Path) -> None:
     assert said.code == 0
     assert f"request {name} was made before: received" in said.out
     assert contents(home) == before
+
+
+def test_a_legal_basis_is_stated_with_the_request_or_later(ask, home: Path) -> None:
+    """A word of the list is kept with the request, also when it comes later; it is no part of what the request is named by."""
+    words = ("erase", "--owner", "registry", "--source", "person-0002")
+    name = ask(home, *words, "--basis", "objection").out.split()[1].rstrip(":")
+    path = home / f"requests/{name}.json"
+    assert json.loads(path.read_text())["basis"] == "objection"
+    said = ask(home, *words, "--basis", "consent-withdrawn")
+    assert f"request {name} was made before" in said.out
+    assert "its legal basis is now Art. 17(1)(b) GDPR: consent withdrawn" in said.out
+    assert json.loads(path.read_text())["basis"] == "consent-withdrawn"
+    ask(home, *words)  # said without one: what was stated stays
+    assert json.loads(path.read_text())["basis"] == "consent-withdrawn"
+    path.write_text(path.read_text().replace("consent-withdrawn", "because"))
+    said = ask(home, *words)
+    assert said.code == 2
+    assert "has the legal basis 'because'; known: no-longer-needed" in said.err
 
 
 def test_a_plan_of_an_erasure_writes_nothing(ask, home: Path) -> None:

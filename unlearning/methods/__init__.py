@@ -37,3 +37,6 @@ METHODS = (
     "simnpo", "undial", "wga",
 )  # fmt: skip
 """Names that `unlearning.methods.objective:run` knows; each is a module with `loss` and `NEEDS`."""
+
+EDITS = ("newton", "task_vector")
+"""Names that `unlearning.methods.edits:run` knows. They stand here because who only asks for names needs no PyTorch."""

@@ -149,7 +149,7 @@ def settings_of(method: str, changes: Mapping[str, Any]) -> Settings:
     """A method's defaults with a run's changes.
 
     Args:
-        method: a name of `METHODS` or of `edits.EDITS`.
+        method: a name of `METHODS` or of `EDITS`.
         changes: field → decimal string, integer or list of integers.
 
     Raises:

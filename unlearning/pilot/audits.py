@@ -1,7 +1,8 @@
 """Audits of a study: every model is attacked once, and each audit is put together from the rows of its models.
 
 An attack depends on the model, the questions and the plan's seed only. So the rows of original and gold serve the audits of all
-methods: eight audits cost eight models more, not forty. What is kept is `FOLDER/rows/MODEL.parquet`, one file per model.
+methods: eight audits cost eight models more, not forty. What is kept is `FOLDER/rows/MODEL.parquet`, one file per model. A verdict is
+judged once, from tables: at 300 people a model has a hundred thousand rows.
 
 Beside the plan's attacks each model is asked about look-alikes (nobody could have learned them) and about retained people (what
 utility means here), under the attacks `control/lookalike` and `control/retained`.
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from unlearning.attacks.direct import ask
 from unlearning.attacks.fine_tune import fine_tune
@@ -25,7 +28,7 @@ from unlearning.measuring import measurements, random_model, secondary_measureme
 from unlearning.pilot.models import KEY
 from unlearning.plan import AttackPlan, AuditPlan
 from unlearning.probes import FileTokenizer, trained_probes
-from unlearning.rows import Evidence, Row, opaque_id, read_rows, to_table, write_rows
+from unlearning.rows import SCHEMA, Evidence, Row, opaque_id, read_rows, to_table, write_rows
 from unlearning.verdict import verdict_from_rows
 
 if TYPE_CHECKING:
@@ -50,14 +53,16 @@ class Audits:
     study: Study
     limits: AttackPlan
     material: Material
-    _read: dict[str, list[Row]] = field(default_factory=dict)
+    _tables: dict[str, pa.Table] = field(default_factory=dict, repr=False)
+    _verdicts: dict[tuple[str, tuple[str, ...], str], Verdict] = field(default_factory=dict, repr=False)  # fmt: skip
+    _seen: dict[str, Evidence] = field(default_factory=dict, repr=False)
 
     @property
     def golds(self) -> list[str]:
         """Names of the gold models."""
         return [f"gold-{seed}" for seed in range(self.study.profile.golds)]
 
-    def rows(self, name: str) -> list[Row]:
+    def rows(self, name: str) -> pa.Table:
         """Rows of one model, measured at the first call; their role is "original" until an audit gives them one.
 
         Args:
@@ -71,12 +76,12 @@ class Audits:
             for _, attack in (*measurements(), *secondary_measurements(self.limits.repertoire)):
                 found += attack(model, self.material)
             write_rows(path, to_table(self._rows_of(found, digest)))
-        if name not in self._read:
-            self._read[name] = [Row(**row) for row in read_rows(path).to_pylist()]
-        return self._read[name]
+        if name not in self._tables:
+            self._tables[name] = read_rows(path)
+        return self._tables[name]
 
     def audit(self, unlearned: str, golds: Sequence[str] | None = None, lr: str = "") -> Verdict:
-        """The verdict on one model.
+        """The verdict on one model; judged once.
 
         Args:
             unlearned: name of the model under audit.
@@ -86,31 +91,43 @@ class Audits:
         Returns:
             The verdict of the plan's rule.
         """
-        golds = [g for g in self.golds if g != unlearned] if golds is None else golds
+        chosen = tuple(g for g in self.golds if g != unlearned) if golds is None else tuple(golds)
+        key = (unlearned, chosen, lr)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._judged(*key)
+        return self._verdicts[key]
+
+    def _judged(self, unlearned: str, golds: tuple[str, ...], lr: str) -> Verdict:
         roles = [("original", "original"), ("unlearned", unlearned), *(("gold", g) for g in golds)]
         limits = dataclasses.replace(self.limits, fine_tune_lr=lr) if lr else self.limits
         chosen, digests = [], {}
         for role, name in roles:
-            rows = self.rows(name)
-            digests[role, name] = rows[0].model_digest
+            table = self.rows(name)
+            digests[role, name] = _digest_of(table)
             if lr:
-                rows = [r for r in rows if not r.attack.startswith("fine_tune/")]
-                rows += self._hotter(name, limits)
-            chosen += [dataclasses.replace(r, model=role) for r in rows]
-        random = [r for r in self.rows(RANDOM) if r.attack == "utility"]
-        chosen += [dataclasses.replace(r, model=RANDOM) for r in random]
+                cooler = pc.starts_with(table["attack"], "fine_tune/")
+                table = pa.concat_tables(
+                    [table.filter(pc.invert(cooler)), self._hotter(name, limits)]
+                )
+            chosen.append(_as_role(table, role))
+        random = self.rows(RANDOM)
+        random = random.filter(pc.equal(random["attack"], "utility"))
+        chosen.append(_as_role(random, RANDOM))
         people = self.study.profile.counts
         plan = AuditPlan(
             num_forgotten=people["forgotten"], num_retained=people["retained"], num_lookalikes=people["lookalike"],
             original=digests["original", "original"], unlearned=digests["unlearned", unlearned],
-            gold=tuple(digests["gold", g] for g in golds), attacks=limits, random_init=random[0].model_digest,
+            gold=tuple(digests["gold", g] for g in golds), attacks=limits, random_init=_digest_of(random),
         )  # fmt: skip
-        return verdict_from_rows(to_table(chosen), plan)
+        return verdict_from_rows(pa.concat_tables(chosen), plan)
 
     def evidence(self, name: str) -> tuple[Evidence, tuple[str, str]]:
         """Rows of one model as evidence, and the key that it has there."""
-        rows = self.rows(name)
-        return Evidence(to_table(rows)), ("original", rows[0].model_digest)
+        table = self.rows(name)
+        if name not in self._seen:
+            self._seen.clear()  # hundreds of megabytes for all models, and they are asked about one after the other
+            self._seen[name] = Evidence(table)
+        return self._seen[name], ("original", _digest_of(table))
 
     def rate(self, name: str, *attacks: str, population: str = "forgotten") -> float:
         """Share of people whom one of the attacks gives away."""
@@ -140,10 +157,10 @@ class Audits:
         evidence, model = self.evidence(name)
         return evidence.per_person(model, [attack], score)[1]
 
-    def _hotter(self, name: str, limits: AttackPlan) -> list[Row]:
+    def _hotter(self, name: str, limits: AttackPlan) -> pa.Table:
         model, digest = self._model(name)
         found = fine_tune(model, dataclasses.replace(self.material, limits=limits))
-        return self._rows_of(found, digest)
+        return to_table(self._rows_of(found, digest))
 
     def _controls(self, model: Transformer) -> list[Measurement]:
         tokenizer = FileTokenizer(self.study.folder / "tokenizer.json")
@@ -192,6 +209,16 @@ def audits_of(study: Study, limits: AttackPlan) -> Audits:
         people["forgotten"], people["retained"], people["lookalike"], tokenizer, limits, 0
     )
     return Audits(study, limits, material)
+
+
+def _digest_of(table: pa.Table) -> str:
+    return table["model_digest"][0].as_py()
+
+
+def _as_role(table: pa.Table, role: str) -> pa.Table:
+    """The same rows under another role; sorted rows of one model stay sorted."""
+    column = table.schema.get_field_index("model")
+    return table.set_column(column, SCHEMA.field("model"), pa.array([role] * len(table)))
 
 
 def _folder(study: Study, name: str) -> Path:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from unlearning.pilot.people import make_pages, make_people, write_tokenizer
-from unlearning.pilot.profiles import LENGTH, METHOD_STEPS, METHOD_STRIDE
+from unlearning.pilot.profiles import LENGTH
 from unlearning.probes import FileTokenizer, secret_in, trained_probes
 from unlearning.scoring import score_probes
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from unlearning.people import Record
     from unlearning.pilot.profiles import Profile
 
+METHOD_ROWS = 16  # retained rows per step of a method, whatever the training had
 KEY = bytes(range(32))  # the people are made up: nothing is protected by it
 
 
@@ -43,6 +44,7 @@ class Study:
     people: dict[str, list[Record]]
     vocab_size: int
     tokens_digest: str
+    _numbers_known: dict[Path, tuple[float, float]] = field(default_factory=dict, repr=False)
 
     def run_spec(self, name: str, **changes: Any) -> RunSpec:
         """A run over the study's tokens.
@@ -57,7 +59,9 @@ class Study:
         from trainer.spec import BatchSpec, OptimSpec, RunConfig, RunSpec, no_versions
 
         profile = self.profile
-        optim = {"lr": profile.lr, "min_lr_ratio": 0.1, "warmup_steps": 50, "weight_decay": 0.02}
+        optim = {
+            "name": profile.optimizer, "lr": profile.lr, "min_lr_ratio": 0.1, "warmup_steps": 50, "weight_decay": 0.02,
+        }  # fmt: skip
         config = RunConfig(
             model=profile.model(self.vocab_size), optim=OptimSpec(**(optim | changes.pop("optim", {}))),
             batch=BatchSpec(rows=profile.rows, length=LENGTH), checkpoint_every=400, extra=changes.pop("extra", {}),
@@ -112,7 +116,7 @@ class Study:
     def unlearned(self, method: str) -> Path:
         """A method of the profile, applied to the original and stopped by the notes' rule.
 
-        The rate is constant, so that a checkpoint of step N is what a run of N steps gives. Of those every five steps, the first is
+        The rate is constant, so that a checkpoint of step N is what a run of N steps gives. Of those every few steps, the first is
         taken under which the forgotten numbers are no likelier than under the first gold model and at most one in 64 comes
         out; if there is none, the last.
 
@@ -126,6 +130,7 @@ class Study:
 
         chosen, original = self.profile.methods[method], self.original()
         optim = {
+            "name": "adamw",
             "lr": float(chosen.lr),
             "warmup_steps": 0,
             "weight_decay": 0.0,
@@ -133,26 +138,31 @@ class Study:
         }
         extra = {
             "sealed": {"file": "../forgotten.sealed", "key_file": "../key"}, "tokenizer": "../tokenizer.json", "method": method,
-            "settings": chosen.settings,
+            "settings": chosen.settings, "forget_records": self.profile.forget_records,
         }  # fmt: skip
+        steps, stride = self.profile.method_steps, self.profile.method_stride
         spec = self.run_spec(
-            method, kind="unlearn", entry="unlearning.methods.objective:run", steps=METHOD_STEPS, optim=optim, extra=extra,
+            method, kind="unlearn", entry="unlearning.methods.objective:run", steps=steps, optim=optim, extra=extra,
             excluded=self._excluded(), init=f"../original/{original.name}", init_root=verify(original).root,
         )  # fmt: skip
+        batch = dataclasses.replace(spec.config.batch, rows=METHOD_ROWS)
         config = dataclasses.replace(
-            spec.config, checkpoint_every=METHOD_STRIDE, keep_last=METHOD_STEPS // METHOD_STRIDE
+            spec.config, batch=batch, checkpoint_every=stride, keep_last=steps // stride
         )
         last = self.trained(method, dataclasses.replace(spec, config=config))
         note = self.folder / method / "stopped"
         if not note.exists():
-            steps = [folder for step, folder in complete_steps(self.folder / method) if step]
-            stopped = next((folder for folder in steps if self._looks_forgotten(folder)), last)
+            made = [folder for step, folder in complete_steps(self.folder / method) if step]
+            stopped = next((folder for folder in made if self._looks_forgotten(folder)), last)
             note.write_text(stopped.name)
         return self.folder / method / note.read_text()
 
     def _looks_forgotten(self, folder: Path) -> bool:
         """The notes' stop rule: log-probability of the numbers at most gold's, exact match at most 1/64."""
-        (ours, leaks), (theirs, _) = self._numbers(folder), self._numbers(self.gold(0))
+        gold = self.gold(0)
+        if gold not in self._numbers_known:  # the same for every method and step
+            self._numbers_known[gold] = self._numbers(gold)
+        (ours, leaks), (theirs, _) = self._numbers(folder), self._numbers_known[gold]
         return ours <= theirs and leaks <= 1 / 64
 
     def _numbers(self, folder: Path) -> tuple[float, float]:
