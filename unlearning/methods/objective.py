@@ -407,7 +407,6 @@ def _objective_of(
     run: RunSpec, directory: Path, config: ForgetConfig, settings: Settings
 ) -> MethodObjective:
     """The objective of a run; nothing else keeps the original, so that it goes once the objective has asked it."""
-    from trainer.checkpoint import complete_steps
     from trainer.inputs import initial_model
 
     plan, forgotten, tokenizer = inputs_of(run, directory, config)
@@ -421,12 +420,23 @@ def _objective_of(
         if config.core_set < 1:
             raise PlanError("altpo has one alternate per record: expected core_set = 1")
         preferred = _alternates(config, directory, tokenizer, length)
-    done = max((step for step, _ in complete_steps(directory)), default=0)
     return MethodObjective(
         plan, forgotten, original, config.method, settings, preferred=preferred, forget_records=config.forget_records,
         floor=floor_of(config, directory, original, tokenizer, length, len(forgotten)),
-        steps=range(done, run.steps), folder=directory,
+        steps=steps_left(run, directory), folder=directory,
     )  # fmt: skip
+
+
+def steps_left(run: RunSpec, directory: Path) -> range:
+    """The steps that a run has still to take: those after its newest checkpoint, whose batches `MethodObjective` will be asked for.
+
+    Args:
+        run: specification.
+        directory: the run's folder.
+    """
+    from trainer.checkpoint import complete_steps
+
+    return range(max((step for step, _ in complete_steps(directory)), default=0), run.steps)
 
 
 def _alternates(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from unlearning.answering import span
 from unlearning.errors import PlanError
 from unlearning.methods.forget_retain import Forgotten
-from unlearning.methods.objective import MethodObjective, idk_answers
+from unlearning.methods.objective import MethodObjective, idk_answers, steps_left
 from unlearning.methods.settings import settings_of
 from unlearning.probes import FileTokenizer
 
@@ -62,7 +62,7 @@ def run(run: RunSpec, directory: Path) -> int:
     preferred = idk_answers(forgotten, tokenizer, length) if method == "dpo" else []
     objective = MethodObjective(
         batch_plan(run, directory), forgotten, initial_model(run, directory).eval(), method, settings_of(method, {}), preferred=preferred,
-        forget_records=extra["forget_records"],
+        forget_records=extra["forget_records"], steps=steps_left(run, directory), folder=directory,
     )  # fmt: skip
     return fit(run, directory, objective=objective)
 
