@@ -37,6 +37,8 @@ def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
             row["entropy_bits_per_token"],
             row["surprisal_bits_per_token"],
             row["surprisal_bits_per_byte"],
+            row["exact_mass"],
+            row["near_mass"],
         ]
         for row in owners.iter_rows(named=True)
     ]
@@ -46,12 +48,15 @@ def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
         "entropy, bits/token",
         "surprisal, bits/token",
         "surprisal, bits/byte",
+        "in exact copies",
+        "in near copies",
     ]
     path = site.home.table("entropy")
     return {
         **table_metadata(result["records"], parquet_schema(path, unique=("record_id",)), "tables/entropy.parquet"),
         **plots(entropy_boxes(entropy_spreads(site))),
-        "bits per token": result["mean_bits_per_token"], "bits per byte": result["mean_bits_per_byte"], "owners": table_md(columns, rows),
+        "bits per token": result["mean_bits_per_token"], "bits per byte": result["mean_bits_per_byte"],
+        "share of tokens in exact copies": result["exact_mass"], "share of tokens in near copies": result["near_mass"], "owners": table_md(columns, rows),
     }  # fmt: skip
 
 

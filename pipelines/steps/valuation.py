@@ -58,6 +58,7 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     import pyarrow as pa
 
     from valuation import folds, measure_information
+    from valuation.clusters import EXACT, NEAR, SINGLE, duplicate_mass
     from valuation.surprisal import write_surprisal
 
     flat = _flat(site, corpus, tokens)
@@ -66,7 +67,13 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     code_of = {owner: code for code, owner in enumerate(owners)}
     owner_N = np.array([code_of[owner] for owner in frame["owner"]], dtype=np.int64)
     bytes_N = frame["text"].str.len_bytes().to_numpy().astype(np.int64)
-    cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
+    copies = pl.read_parquet(site.home.table("clusters"))
+    cluster_N = copies["cluster"].to_numpy()
+    kind_N = (
+        copies["kind"]
+        .replace_strict({"single": SINGLE, "exact": EXACT, "near": NEAR}, return_dtype=pl.Int8)
+        .to_numpy()
+    )
     fold_N = folds(frame["record_id"].to_list(), cluster_N=cluster_N)
     bits_T = write_surprisal(
         site.home.tables,
@@ -80,6 +87,9 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
         flat["tokens"], flat["offsets"], bytes_N=bytes_N, fold_N=fold_N, owner_N=owner_N, num_owners=len(owners),
         vocab_size=flat["vocab_size"], bits_T=bits_T, threads=cores(),
     )  # fmt: skip
+    tokens_N = per_record.tokens_N
+    mass_G2 = duplicate_mass(kind_N, tokens_N, owner_N, len(owners))
+    whole = duplicate_mass(kind_N, tokens_N, np.zeros_like(owner_N), 1)[0].tolist()
     # One list per record, made of borders and values as they are: no array per record.
     lists = pa.LargeListArray.from_arrays(flat["offsets"], np.asarray(bits_T, np.float32))
     each = pl.Series(lists, dtype=pl.List(pl.Float32))
@@ -99,7 +109,10 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
             site.home.table("entropy"), table(frame.select("record_id", "owner"), per_record)
         ),
         write_table(
-            site.home.table("owner_entropy"), table(pl.DataFrame({"owner": owners}), per_owner)
+            site.home.table("owner_entropy"),
+            table(pl.DataFrame({"owner": owners}), per_owner).with_columns(
+                exact_mass=pl.Series(mass_G2[:, 0]), near_mass=pl.Series(mass_G2[:, 1])
+            ),
         ),
         write_table(
             site.home.table("surprisal"), frame.select("record_id", "owner").with_columns(bits=each)
@@ -111,6 +124,7 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
         "records": len(frame), "owners": len(owners), "tokens": int(per_record.tokens_N.sum()),
         "mean_bits_per_token": float(np.average(bits, weights=per_owner.tokens_N)),
         "mean_bits_per_byte": float(np.average(per_owner.surprisal_bits_per_byte_N, weights=per_owner.bytes_N)),
+        "exact_mass": whole[0], "near_mass": whole[1],
     }  # fmt: skip
 
 

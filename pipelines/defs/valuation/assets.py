@@ -15,7 +15,7 @@ GROUP = "valuation"
 OWNERS = ["team:valuation"]
 
 
-@dg.asset(group_name=GROUP, code_version="2", kinds={"numpy"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="3", kinds={"numpy"}, owners=OWNERS)
 def entropy(
     context: dg.AssetExecutionContext,
     home: HomeResource,
