@@ -34,6 +34,7 @@ EXIT_RESUME = 75
 MAX_RESUMES = 3
 LOG_EVERY_S = 2.0
 OBSERVE_EVERY_S = 5.0
+POLL_S = 0.02  # a tiny run lasts a second, and a graph waits for nine
 TAIL_BYTES = 4000  # an error in Dagster's UI stays readable
 
 
@@ -168,7 +169,7 @@ def supervise(directory: Path, nproc: int, report: "Reporter", server: Path | No
             with forward_signals(child) as told_to_stop:
                 last = 0.0
                 while (ended := child.poll()) is None:
-                    time.sleep(0.1)
+                    time.sleep(POLL_S)
                     lines, offset = new_lines(progress, offset)
                     if lines and time.monotonic() - last >= LOG_EVERY_S:
                         report(progress_text(lines[-1]))

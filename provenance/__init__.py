@@ -3,7 +3,7 @@
 The layers, each readable alone and importing only those to its right::
 
     receipts, tiles, witness -> ledger -> journal -> entries, keylist, locking
-             -> signing, merkle, sparse, sumtree, chainpoint, versions
+             -> signing, merkle, crown, sparse, sumtree, chainpoint, versions
              -> proofs, compact, commitment, sealing -> canonical, hashing -> errors
 
 ``provenance.verify_standalone`` imports none of them: it is the file an owner can copy out and run alone.

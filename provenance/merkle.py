@@ -23,7 +23,7 @@ Source: RFC 9162, sections 2.1.1 - 2.1.5; subtrees after draft-ietf-plants-merkl
 from __future__ import annotations
 
 import hashlib
-from itertools import islice
+from itertools import islice, pairwise
 from struct import unpack
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +32,7 @@ from provenance.hashing import HASH_SIZE, LEAF_PREFIX, NODE_PREFIX, node_hash, s
 from provenance.proofs import check_index, check_subtree, split_point
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _CHUNK: Final = 1 << 12
 """Leaves hashed at a time, with all nodes above them, so that their hashes are still in the cache."""
@@ -41,7 +41,7 @@ _PAIR: Final = 2 * HASH_SIZE
 
 
 class MerkleTree:
-    """An append-only RFC 9162 tree over leaf hashes, in memory."""
+    """An RFC 9162 tree over leaf hashes, in memory; made for appending."""
 
     __slots__ = ("_levels",)
 
@@ -171,6 +171,32 @@ class MerkleTree:
                 self._levels.append(bytearray())
             self._levels[level] += node
         return index
+
+    def replace(self, changes: Mapping[int, bytes]) -> None:
+        """Put other hashes in the place of some leaves; costs log2(n) hashes a leaf, not a new tree.
+
+        This is what tombstones do to a tree of records. A log's tree is only ever appended to.
+
+        Args:
+            changes: index → 32-byte leaf hash, all indices below the size.
+
+        Raises:
+            FormatError: a leaf hash is not 32 bytes long; nothing was changed.
+            ProofShapeError: an index is out of range; nothing was changed.
+        """
+        for index, digest in changes.items():
+            check_index(index, self.size)
+            if len(digest) != HASH_SIZE:
+                raise FormatError(f"leaf hash {index} has {len(digest)} bytes, expected 32")
+        for index, digest in changes.items():
+            self._levels[0][index * HASH_SIZE : (index + 1) * HASH_SIZE] = digest
+        touched = set(changes)
+        for below, level in pairwise(self._levels):
+            # A last node without a partner has no parent among the perfect subtrees.
+            touched = {index >> 1 for index in touched if index >> 1 < len(level) // HASH_SIZE}
+            for index in touched:
+                both = bytes(below[index * _PAIR : (index + 1) * _PAIR])
+                level[index * HASH_SIZE : (index + 1) * HASH_SIZE] = sha256(NODE_PREFIX + both)
 
     def copy(self) -> MerkleTree:
         """An independent tree with the same leaves.

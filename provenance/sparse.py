@@ -121,6 +121,22 @@ class SparseTree:
         """32 bytes; zero bytes for no keys."""
         return _digest(self._levels[-1][0])
 
+    def crown(self, bits: int) -> bytes:
+        """The nodes at one depth, for ``provenance.crown``.
+
+        Args:
+            bits: the depth, 0 <= bits <= log2 of the number of keys.
+
+        Returns:
+            32 bytes for each of ``2^bits`` nodes.
+
+        Raises:
+            FormatError: so deep the tree keeps no nodes.
+        """
+        if not 0 <= bits <= self._bits:
+            raise FormatError(f"expected a depth in 0 ... {self._bits}, got {bits}")
+        return b"".join(map(_digest, self._levels[self._bits - bits]))
+
     def update(self, add: Iterable[bytes] = (), remove: Iterable[bytes] = ()) -> None:
         """Add and remove keys; costs about log2(n) hashes a key, not a new tree.
 
@@ -150,7 +166,7 @@ class SparseTree:
             self._shared.pop(slot, None)
             if len(after) > 1:
                 self._shared[slot] = b"".join(after)
-                self._levels[0][slot] = _subtree(after, self._bits)
+                self._levels[0][slot] = subtree_root(after, self._bits)
             else:
                 self._levels[0][slot] = b"".join((SPARSE_LEAF_PREFIX, *after)) if after else b""
         for below, above in pairwise(self._levels):
@@ -188,7 +204,7 @@ class SparseTree:
             middle = bisect_left(held, 1, key=lambda other: _bit(other, depth))
             sides = held[:middle], held[middle:]
             side = _bit(key, depth)
-            siblings.append(_subtree(sides[1 - side], depth + 1))
+            siblings.append(subtree_root(sides[1 - side], depth + 1))
             held = sides[side]
         return SparseProof(tuple(siblings), held[0] if held else None)
 
@@ -215,7 +231,7 @@ class SparseTree:
             places = range(0, len(crowd), HASH_SIZE)
             held = sorted({bytes(crowd[at : at + HASH_SIZE]) for at in places})
             self.size += len(held) - 1  # two at least: a key given again never made a pair
-            shared[slot], level[slot] = b"".join(held), _subtree(held, depth)
+            shared[slot], level[slot] = b"".join(held), subtree_root(held, depth)
 
     def _slot(self, key: bytes) -> int:
         return int.from_bytes(key[:8], "big") >> (64 - self._bits)
@@ -286,7 +302,7 @@ def _verify(root: bytes, key: bytes, proof: SparseProof) -> None:
         node = _leaf(proof.terminal)
     for level in reversed(range(depth)):
         sibling = proof.siblings[level]
-        node = _node(sibling, node) if _bit(key, level) else _node(node, sibling)
+        node = node_of(sibling, node) if _bit(key, level) else node_of(node, sibling)
     if node != root:
         raise RootMismatchError(root, node)
 
@@ -316,8 +332,16 @@ def _digest(value: bytes) -> bytes:
     return sha256(value) if len(value) == _LONE else value
 
 
-def _subtree(keys: list[bytes], depth: int) -> bytes:
-    """The hash of the subtree over sorted keys that share their first ``depth`` bits."""
+def subtree_root(keys: list[bytes], depth: int) -> bytes:
+    """The hash of a subtree.
+
+    Args:
+        keys: different 32-byte keys, sorted, that share their first ``depth`` bits.
+        depth: where the subtree hangs, 0 for the whole tree.
+
+    Returns:
+        32 bytes; zero bytes for no keys.
+    """
     if not keys:
         return EMPTY
     if len(keys) == 1:
@@ -327,7 +351,7 @@ def _subtree(keys: list[bytes], depth: int) -> bytes:
     first = keys[0]
     fork = _common_bits(first, keys[-1])
     middle = bisect_left(keys, 1, key=lambda key: _bit(key, fork))
-    digest = _node(_subtree(keys[:middle], fork + 1), _subtree(keys[middle:], fork + 1))
+    digest = node_of(subtree_root(keys[:middle], fork + 1), subtree_root(keys[middle:], fork + 1))
     return _rise(digest, first, fork, depth)
 
 
@@ -343,7 +367,7 @@ def _pair(low: bytes, high: bytes, depth: int) -> bytes:
 def _rise(digest: bytes, key: bytes, fork: int, depth: int) -> bytes:
     """From a fork up to ``depth`` the keys below it go one way, past empty subtrees."""
     for level in range(fork - 1, depth - 1, -1):
-        digest = _node(EMPTY, digest) if _bit(key, level) else _node(digest, EMPTY)
+        digest = node_of(EMPTY, digest) if _bit(key, level) else node_of(digest, EMPTY)
     return digest
 
 
@@ -351,7 +375,16 @@ def _leaf(key: bytes) -> bytes:
     return _sha256(b"\x02" + key).digest()
 
 
-def _node(left: bytes, right: bytes) -> bytes:
+def node_of(left: bytes, right: bytes) -> bytes:
+    """The hash of an inner node.
+
+    Args:
+        left: 32 bytes.
+        right: 32 bytes.
+
+    Returns:
+        32 bytes.
+    """
     return _sha256(b"\x03" + left + right).digest()
 
 

@@ -76,6 +76,12 @@ def test_definitions_are_cheap_to_import() -> None:
     assert float(seconds) < 1.5
 
 
+def test_naming_the_methods_needs_no_pytorch() -> None:
+    """The graph asks which methods there are in its own process, which trains nothing: PyTorch would cost it two seconds a run."""
+    code = "import sys; from pipelines.erasure.choosing import methods; methods(); print('torch' in sys.modules)"
+    assert run_python(code).split() == ["False"]
+
+
 def test_dagster_packages_are_pinned_to_one_release() -> None:
     """Two patch releases of Dagster in one environment refuse each other."""
     pins = dict(

@@ -10,7 +10,7 @@ of one process that holds the whole batch, whatever the layout and however unequ
 means, as plain data parallelism does, weighs a token by how full its process's rows are.)
 
 An objective may also say which records a step uses (`records`), which the loop then commits to in windows.jsonl; divide
-its loss over positions, vocabulary and stages (`Divisible`); and have numbers of its own that a step moves (`Evolving`).
+its loss over positions, vocabulary and stages (`Divisible`), inner layers among them (`Inner`); and have numbers of its own that a step moves (`Evolving`).
 """
 
 from __future__ import annotations
@@ -72,6 +72,19 @@ class Divisible(Protocol):
 
 
 @runtime_checkable
+class Inner(Protocol):
+    """A divisible objective that looks at inner layers too, whichever stage of a pipeline has them."""
+
+    def inner_layers(self) -> Sequence[int]:
+        """Layers whose residual stream has a loss: 0 after the embedding, k + 1 after block k; empty: none."""
+
+    def loss_of_hidden(
+        self, layer: int, hidden_BTD: Tensor, target: Tensor, totals_K: Tensor
+    ) -> Tensor:
+        """The layer's share of `loss` of one microbatch, beside that of `loss_of_logits`: its residual stream and its part of the target."""
+
+
+@runtime_checkable
 class Evolving(Protocol):
     """An objective with numbers that belong to the state of a run, such as a dual variable."""
 
@@ -128,7 +141,7 @@ class LanguageModelling:
 
     def batch(self, step: int, rank: int, world: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Rows rank*B/world .. (rank+1)*B/world of the global batch: tokens, labels, positions, documents."""
-        whole = self._global(step)
+        whole = self.whole(step)
         rows = len(whole.tokens_BT)
         own = whole.rows(rows * rank // world, rows * (rank + 1) // world).tensors(self.device)
         if self.mesh is None or self.mesh.layout.sp * self.mesh.layout.tp == 1:
@@ -165,9 +178,10 @@ class LanguageModelling:
 
     def records(self, step: int) -> list[tuple[int, bytes]]:
         """Records of the global batch of a step."""
-        return distinct_records(self._global(step))
+        return distinct_records(self.whole(step))
 
-    def _global(self, step: int) -> Batch:
+    def whole(self, step: int) -> Batch:
+        """The global batch of a step."""
         # The loop asks twice per step, for the rows and for the records.
         if self._last is None or self._last[0] != step:
             self._last = (step, self._source.batch(step))

@@ -25,6 +25,8 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
 from trainer.model import Transformer
+from trainer.objective import Inner
+from trainer.states import beside, layers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +56,13 @@ def stages_of(layout: Layout, place: int) -> list[int]:
 def blocks_of(stage: int, stages: int, num_layers: int) -> range:
     """The layers of a stage: contiguous, and as many as in any other stage, give or take one."""
     return range(num_layers * stage // stages, num_layers * (stage + 1) // stages)
+
+
+def layers_here(layout: Layout, place: int, num_layers: int) -> list[int]:
+    """The layers whose residual stream arises at a place on the axis pp: 0 after the embedding, k + 1 after block k."""
+    stages = stages_of(layout, place)
+    blocks = [k for stage in stages for k in blocks_of(stage, layout.stages, num_layers)]
+    return layers_of(blocks, first=0 in stages)
 
 
 def cut_stages(model: Transformer, mesh: Mesh) -> list[Transformer]:
@@ -121,7 +130,8 @@ class Pipeline(nn.Module):
             totals_K: counts over all processes.
 
         Returns:
-            This process's share of the loss, without gradient: that of its rows in the last stage, else 0.
+            This process's share of the loss, without gradient: that of its rows in the last stage, and those of its inner layers that
+            the objective looks at (`trainer.states`); else 0.
         """
         tokens_BT, target, positions_BT, documents_BT = objective.pipelined(batch)
         stages = stages_of(self.mesh.layout, self.mesh.coordinate("pp"))
@@ -131,13 +141,23 @@ class Pipeline(nn.Module):
         if self.mesh.layout.stages - 1 in stages:
             given |= {"target": target, "losses": losses}
         schedule = self._schedule_for(tokens_BT)
-        schedule.step(*((tokens_BT,) if 0 in stages else ()), **given)
+        layers = objective.inner_layers() if isinstance(objective, Inner) else ()
+        pieces = cast("list[Transformer]", list(self.pieces))
+        with beside(
+            pieces, layers, target, self.mesh.layout.microbatches, self._loss_inside
+        ) as shares:
+            schedule.step(*((tokens_BT,) if 0 in stages else ()), **given)
+        losses += shares
         share = torch.stack(losses).sum() if losses else torch.zeros((), device=tokens_BT.device)
         return share.detach()
 
     def _loss_of(self, logits_BTV: Tensor, target: Tensor) -> Tensor:
         objective, totals_K = self._given  # of the step under way: the schedule outlives it
         return objective.loss_of_logits(logits_BTV, target, totals_K)
+
+    def _loss_inside(self, layer: int, hidden_BTD: Tensor, target: Tensor) -> Tensor:
+        objective, totals_K = self._given
+        return objective.loss_of_hidden(layer, hidden_BTD, target, totals_K)
 
     def _schedule_for(self, tokens_BT: Tensor) -> Any:
         """The schedule for rows of this shape; what is sent between stages has a fixed shape."""

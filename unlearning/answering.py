@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from trainer.generate import generate
@@ -53,6 +54,8 @@ class Question:
     """Wrong answers in the form of the paraphrase."""
     completion: bool = False
     """Whether `question` is the beginning of a text that `answer` goes on with."""
+    asked_otherwise: str = ""
+    """The question in other words, never trained; "" = none is published."""
 
     @property
     def prompt(self) -> str:
@@ -138,14 +141,16 @@ def spoken(
         prompts.append(tokens[:first])
         longest.append(len(tokens) - first + MORE)
     said: list[list[str]] = [[] for _ in questions]
-    # Answers of like length together: a batch is decoded to its longest.
-    order = sorted(range(len(questions)), key=lambda i: longest[i])
-    for start in range(0, len(order), 64):
-        chosen = order[start : start + 64]
-        new = max(longest[i] for i in chosen)
-        answers = generate(model, [prompts[i] for i in chosen], new, tokenizer.end_of_text)
-        for i, answer in zip(chosen, answers, strict=True):
-            said[i] = words_of(tokenizer.decode(answer[: longest[i]]))
+    # Prompts of one length decode together, answers of like length among them: a batch is decoded to its longest.
+    order = sorted(range(len(questions)), key=lambda i: (len(prompts[i]), longest[i]))
+    for _, alike in groupby(order, key=lambda i: len(prompts[i])):
+        members = list(alike)
+        for start in range(0, len(members), 64):
+            chosen = members[start : start + 64]
+            new = longest[chosen[-1]]
+            answers = generate(model, [prompts[i] for i in chosen], new, tokenizer.end_of_text)
+            for i, answer in zip(chosen, answers, strict=True):
+                said[i] = words_of(tokenizer.decode(answer[: longest[i]]))
     return said
 
 

@@ -113,6 +113,20 @@ class Ensemble(nn.Module):
         return views
 
 
+def members(model: Transformer) -> list[Transformer]:
+    """The models that a model is made of: the constituents of an ensemble, else the model alone.
+
+    Args:
+        model: a model, or an ensemble in its place.
+
+    Returns:
+        At least one.
+    """
+    if not isinstance(model, Ensemble):
+        return [model]
+    return [cast("Transformer", part) for part in model.parts]
+
+
 def write_ensemble(folder: Path, constituents: Sequence[Constituent]) -> str:
     """Describe an ensemble.
 

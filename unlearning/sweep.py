@@ -3,13 +3,18 @@
 Whoever tries ten settings on the audited people and keeps the best has fitted the audit: the verdict then speaks about the choice
 and no longer about forgetting. So a sweep pushes out *validation* people, others than the audited by owner and source, and takes
 
-    argmin over settings s with  NLL(s) <= NLL(original) + bound   of   ( max(0, share(s) - floor),  NLL(s),  order in the grid )
+    argmin over settings s with  NLL(s) <= NLL(original) + bound   of   ( max(0, share(s) - floor),  apart(s),  NLL(s),  order in the grid )
 
     NLL(s)    retained loss, nats per label, of the model that s made
     share(s)  share of validation people whose secret is that model's first choice
     floor     the same share where nobody was ever trained on: of look-alikes under the original, or of the people under gold
+    apart(s)  whole steps of `resolution` in   max over signs k of  |x_k(s) - x_k(gold)| / span_k
 
-in lexicographic order. The floor is subtracted because pushing below what a model says of strangers is no merit. If no setting keeps
+in lexicographic order. The floor is subtracted because pushing below what a model says of strangers is no merit. Signs are what an audit
+tells forgotten people by when no question brings a number out: the AUC of membership (span 0.5) and exposure (span log2 of the
+numbers that are ranked). They are held against a gold model of the *validation* people, which costs one more training and says nothing
+about the audited; both ways, since who stands out by unlikeliness stands out. Distances within one step of `resolution` are noise of so few people, and
+the retained loss decides. Without signs apart is 0. If no setting keeps
 the retained loss, none is chosen and the reason says so. Grids stand in `methods.settings`, beside the defaults.
 
 What was measured is a file of rows (setting, measure, value), aggregates only, no person's number. A finished setting is not run
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
 
 GIVEN_AWAY = "given_away"
 RETAINED = "retained"
+MEMBERSHIP = "membership"
+EXPOSURE = "exposure"
 FORMAT = 1
 
 
@@ -108,6 +115,24 @@ class Setting:
         return " ".join([self.method, *(f"{name}={value}" for name, value in pairs)])
 
 
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A number by which an audit tells forgotten people apart, and what it is where they were never trained on."""
+
+    measure: str
+    """Its name in a sweep's rows, such as `membership`."""
+    gold: float
+    """Its value under a gold model of the same people."""
+    span: float
+    """The largest distance that counts as 1, above 0: 0.5 for an AUC, log2 of the numbers ranked for exposure."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.gold) and math.isfinite(self.span) and self.span > 0):
+            raise PlanError(
+                f"{self.measure}: expected gold's value finite and a span above 0, got {self.gold} and {self.span}"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """What is wanted of a setting."""
@@ -118,12 +143,18 @@ class Objective:
     """How much above it a setting may end, nats per label, at least 0."""
     floor: float = 0.0
     """Share given away of people never trained on, 0..1."""
+    signs: tuple[Sign, ...] = ()
+    """What forgotten people are told apart by, with gold's values; none: not looked at."""
+    resolution: float = 0.1
+    """Distances from gold, in spans, of which smaller ones are equal, above 0."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.retained) and self.bound >= 0 and 0 <= self.floor <= 1):
             raise PlanError(
                 f"expected a finite retained loss, bound >= 0 and floor in 0..1, got {self.retained}, {self.bound}, {self.floor}"
             )
+        if not self.resolution > 0:
+            raise PlanError(f"expected a resolution above 0, got {self.resolution}")
 
     def admits(self, measures: Mapping[str, float]) -> bool:
         """Whether a setting keeps the others; a loss that isn't finite never does."""
@@ -131,9 +162,24 @@ class Objective:
             measures[RETAINED] <= self.retained + self.bound
         )
 
-    def cost(self, measures: Mapping[str, float]) -> tuple[float, float]:
-        """Share above the floor, then retained loss; less is better."""
-        return max(0.0, measures[GIVEN_AWAY] - self.floor), measures[RETAINED]
+    def apart(self, measures: Mapping[str, float]) -> float:
+        """Largest distance of a sign from gold's, in spans; infinite where one isn't a number.
+
+        Raises:
+            RowsError: a sign that wasn't measured.
+        """
+        if missing := [one.measure for one in self.signs if one.measure not in measures]:
+            raise RowsError(
+                f"expected {missing[0]!r} of every setting, got {sorted(measures)}: measure it, or leave the sign out"
+            )
+        distances = [abs(measures[one.measure] - one.gold) / one.span for one in self.signs]
+        return max((x if math.isfinite(x) else math.inf for x in distances), default=0.0)
+
+    def cost(self, measures: Mapping[str, float]) -> tuple[float, float, float]:
+        """Share above the floor, then steps of distance from gold, then retained loss; less is better."""
+        steps = self.apart(measures) / self.resolution
+        above = max(0.0, measures[GIVEN_AWAY] - self.floor)
+        return above, math.floor(steps) if math.isfinite(steps) else steps, measures[RETAINED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +237,12 @@ def choose(
     best = min(
         kept, key=lambda one: objective.cost(rows[one.name])
     )  # `min` keeps the first of equals
-    above, retained = objective.cost(rows[best.name])
+    above, _, retained = objective.cost(rows[best.name])
+    apart = (
+        f"{objective.apart(rows[best.name]):.3f} of a span from gold, " if objective.signs else ""
+    )
     return Choice(
-        best, f"{best.name}: {above:.4f} given away above the floor, retained loss {retained:.4f} of at most {limit:.4f}; "
+        best, f"{best.name}: {above:.4f} given away above the floor, {apart}retained loss {retained:.4f} of at most {limit:.4f}; "
         f"{len(kept)} of {len(settings)} settings admissible"
     )  # fmt: skip
 

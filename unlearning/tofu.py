@@ -4,6 +4,7 @@
 
     tofu_full.jsonl                {"author_id", "question", "answer"}                       4,000 rows, trained on
     forget10_perturbed.json        … "paraphrased_answer", "perturbed_answer": [5]           authors 180 to 199, all 400 rows
+                                   and perhaps "paraphrased_question"
     retain_perturbed.json          the same                                                  400 rows of authors who stay
     real_authors_perturbed.json    {"question", "answer", "perturbed_answer": [3]}           100 rows, never trained here
     world_facts_perturbed.json     the same                                                  117 rows
@@ -110,8 +111,11 @@ def _perturbed(path: Path, trained: dict[tuple[str, str], Question]) -> tuple[Qu
             raise PeopleError(f"{path.name}: row {place} is none of tofu_full.jsonl")
         paraphrase = _field(row, "paraphrased_answer", str)
         found.append(
-            Question(own.record_id, own.subject, own.question, own.answer, paraphrase, _wrong(row))
-        )
+            Question(
+                own.record_id, own.subject, own.question, own.answer, paraphrase, _wrong(row),
+                asked_otherwise=str(row.get("paraphrased_question", "")),
+            )
+        )  # fmt: skip
     if len({q.record_id for q in found}) != len(found):
         raise PeopleError(f"{path.name}: expected each row once")
     return tuple(found)

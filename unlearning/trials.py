@@ -13,10 +13,10 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from unlearning.errors import PlanError
-from unlearning.sweep import GIVEN_AWAY, RETAINED
+from unlearning.sweep import EXPOSURE, GIVEN_AWAY, MEMBERSHIP, RETAINED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from trainer.model import Transformer
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from unlearning.sweep import Setting
 
 RUN = "run"
+_STREAM = 17
 
 
 def share_given_away(
@@ -51,9 +52,54 @@ def share_given_away(
     return len(given) / len(asked)
 
 
+def signs_of(
+    model: Transformer, records: Sequence[Record], strangers: Sequence[Record], tokenizer: Tokenizer, length: int
+) -> dict[str, float]:  # fmt: skip
+    """By what people stand out where no question brings a number out, as an audit measures it.
+
+    Args:
+        model: whole, in evaluation mode.
+        records: of the people.
+        strangers: records of people of the same kind who were never trained on.
+        tokenizer: the model's.
+        length: longest row.
+
+    Returns:
+        `membership`: AUC of minus the mean loss per person, people against strangers. `exposure`: mean bits by which a person's number
+        ranks ahead of chance among other numbers, the same ones for every model; left out where nobody has a number.
+    """
+    import numpy as np
+
+    from unlearning.attacks.memorised import OTHERS, bits_of
+    from unlearning.people import by_subject
+    from unlearning.questions import candidates_of, other_numbers
+    from unlearning.scoring import score_spans
+    from unlearning.statistics import auc
+
+    def surprise(population: Sequence[Record]) -> np.ndarray:
+        texts = [
+            (r.subject, (*tokenizer.encode(r.text)[0], tokenizer.end_of_text)[:length])
+            for r in population
+        ]
+        losses_N = score_spans(model, [tokens for _, tokens in texts], [1] * len(texts)).loss_N
+        own: dict[str, list[float]] = {}
+        for (subject, _), value in zip(texts, losses_N, strict=True):
+            own.setdefault(subject, []).append(float(value))
+        return np.array([np.mean(values) for _, values in sorted(own.items())])
+
+    found = {MEMBERSHIP: auc(-surprise(records), -surprise(strangers))}
+    people = by_subject(list(records))
+    others = other_numbers(people, OTHERS, np.random.default_rng(_STREAM))
+    asked = candidates_of(people, others, tokenizer)
+    if asked:
+        found[EXPOSURE] = float(np.mean([bits_of(model, *one) for one in asked.values()]))
+    return found
+
+
 def trained_outcome(
-    setting: Setting, run: RunSpec, folder: Path, records: Sequence[Record], steps: int = 16
-) -> dict[str, float]:
+    setting: Setting, run: RunSpec, folder: Path, records: Sequence[Record], steps: int = 16, *, strangers: Sequence[Record] = (),
+    further: Callable[[Transformer], Mapping[str, float]] | None = None,
+) -> dict[str, float]:  # fmt: skip
     """A runner for `sweep`: train by a setting in the trainer's loop, measure, remove the weights.
 
     Args:
@@ -63,6 +109,8 @@ def trained_outcome(
         folder: where the run lies while it lasts; a killed one goes on from its checkpoint if it was of this setting.
         records: of the validation people.
         steps: batches that the retained loss is measured on.
+        strangers: records of look-alikes, for `signs_of`; none: signs are not measured.
+        further: more measures of the model, which it may not change.
 
     Raises:
         PlanError: the run ends with an exit code.
@@ -82,22 +130,26 @@ def trained_outcome(
         raise PlanError(f"the run of {setting.name} ended with exit code {code}")
     found = newest(directory)
     assert found is not None, "a run that ended well has a checkpoint"
-    measures = _measured(load_model(found, given.config.model), given, directory, records, steps)
+    model = load_model(found, given.config.model)
+    measures = _measured(model, given, directory, records, steps, strangers)
+    if further is not None:
+        measures |= further(model)
     # A model that has half forgotten somebody is one more derivative of them.
     shutil.rmtree(directory)
     return measures
 
 
 def original_outcome(
-    run: RunSpec, folder: Path, strangers: Sequence[Record], steps: int = 16
-) -> dict[str, float]:
-    """What an `Objective` starts from: the original's retained loss, on the same batches, and what it gives away of strangers.
+    run: RunSpec, folder: Path, people: Sequence[Record], steps: int = 16, *, strangers: Sequence[Record] = ()
+) -> dict[str, float]:  # fmt: skip
+    """What an `Objective` starts from: retained loss of the run's `init`, on the same batches, and what it gives away of people.
 
     Args:
-        run: as for `trained_outcome`.
+        run: as for `trained_outcome`; with a gold model as its `init`, gold's numbers.
         folder: the same.
-        strangers: records of look-alikes, whom the original never saw.
+        people: whose records: look-alikes for the floor, the validation people for their signs.
         steps: the same.
+        strangers: the same.
 
     Raises:
         UnlearningError: sealed records or strangers are refused.
@@ -105,20 +157,23 @@ def original_outcome(
     from trainer.inputs import initial_model
 
     directory = folder / RUN
-    return _measured(initial_model(run, directory).eval(), run, directory, strangers, steps)
+    model = initial_model(run, directory).eval()
+    return _measured(model, run, directory, people, steps, strangers)
 
 
 def _measured(
-    model: Transformer, run: RunSpec, directory: Path, records: Sequence[Record], steps: int
-) -> dict[str, float]:
+    model: Transformer, run: RunSpec, directory: Path, records: Sequence[Record], steps: int, strangers: Sequence[Record]
+) -> dict[str, float]:  # fmt: skip
     from unlearning.methods.forget_retain import ForgetConfig, inputs_of
     from unlearning.methods.outcome import outcome_of
 
     config = ForgetConfig.from_extra(run.config.extra)
     plan, forgotten, tokenizer = inputs_of(run, directory, config)
     outcome = outcome_of(model, forgotten, plan, steps)
-    share = share_given_away(model, records, tokenizer, run.config.batch.length)
-    return {GIVEN_AWAY: share, RETAINED: outcome.retained, "logprob": outcome.logprob}
+    length = run.config.batch.length
+    share = share_given_away(model, records, tokenizer, length)
+    found = {GIVEN_AWAY: share, RETAINED: outcome.retained, "logprob": outcome.logprob}
+    return found | (signs_of(model, records, strangers, tokenizer, length) if strangers else {})
 
 
 def with_setting(run: RunSpec, setting: Setting) -> RunSpec:

@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BANK_FORMAT = 1
+ORDER = 2
+"""How a training's records are ordered (`valuation.retraining`): 2 by content. 1, by leaf index, is no longer made: copies that nobody trains on moved it."""
 MAX_GROUPS = 53  # a coalition is an integer in committed JSON, exact up to 2**53 everywhere
 RESULT_FILE = "result.json"
 _EXTRA = {
-    "groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots", "backend", "others"
+    "groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots", "backend", "others", "order"
 }  # fmt: skip
 
 
@@ -66,13 +68,20 @@ class ProxyPlan:
     """A file of one int64 per record, its group or -1, and the SHA-256 it must have; None = groups are owners."""
     others: tuple[tuple[Path, str], ...] = ()
     """Token folders of further targets and the digests that their tokens.json must have."""
+    order: int = ORDER
+    """Version of the order of trainings; only the present one can be trained."""
 
     def __post_init__(self) -> None:
         """Refuse what can't be meant.
 
         Raises:
-            ProxyError: no or too many groups, an owner twice, a coalition out of range, jobs or epochs < 1.
+            ProxyError: no or too many groups, an owner twice, a coalition out of range, jobs or epochs < 1, or an order of old.
         """
+        if self.order != ORDER:
+            raise ProxyError(
+                f"order: expected {ORDER} (by content), got {self.order}: these trainings were planned in another order, and would "
+                "not leave the losses of that bank; plan the run anew, which trains every coalition again"
+            )
         if not 1 <= len(self.groups) <= MAX_GROUPS:
             raise ProxyError(f"groups: expected 1..{MAX_GROUPS}, got {len(self.groups)}")
         for what, names in (
@@ -111,7 +120,7 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
 
     Args:
         extra: `run.config.extra`: `groups`, a JSON file `{"groups": [{"id", "owners": [..]}]}`, and
-            `target`, a token folder, both absolute or relative to the run's folder; optional `coalitions`
+            `target`, a token folder, both absolute or relative to the run's folder; `order`, which must be `ORDER`; optional `coalitions`
             (list of bitmasks, here or in the groups file; without it all of them), `target_digest`, `jobs`, `backend`, `epochs`;
             `others`, a list of `[token folder, digest]`: further targets that every model is measured on;
             `lots`, `[file, sha256]`: groups are lots of records, whoever owns them (then "owners" are the lots' own names).
@@ -125,6 +134,11 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
     """
     unknown = sorted(set(extra) - _EXTRA)
     missing = sorted({"groups", "target"} - set(extra))
+    if not unknown and not missing and "order" not in extra:
+        raise ProxyError(
+            f"config.extra.order: expected {ORDER}, got none: this run was planned when trainings were ordered by leaf index; plan it anew, "
+            "which trains every coalition again by content (banks of the two orders are never mixed)"
+        )
     if unknown or missing:
         raise ProxyError(
             f"config.extra: expected groups and target and at most {sorted(_EXTRA)}, got unknown {unknown}, missing {missing}",
@@ -152,6 +166,7 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
         jobs=int(extra.get("jobs", 1)),
         backend=str(extra.get("backend", "processes")),
         epochs=int(extra.get("epochs", 1)),
+        order=int(extra["order"]),
         lots=(directory / extra["lots"][0], str(extra["lots"][1])) if "lots" in extra else None,
         others=tuple(
             (directory / folder, str(digest)) for folder, digest in extra.get("others", ())
@@ -164,7 +179,7 @@ def bank_key(settings: Mapping[str, Any], plan: ProxyPlan, coalition: int) -> st
 
     Args:
         settings: JSON without floats: model, optimiser, seed, digests of the tokens, and so on.
-        plan: passes, and the owners of the coalition and of all groups (these set the budget).
+        plan: passes, order, and the owners of the coalition and of all groups (these set the budget).
         coalition: bitmask.
 
     Returns:
@@ -173,6 +188,7 @@ def bank_key(settings: Mapping[str, Any], plan: ProxyPlan, coalition: int) -> st
     body = {
         "format": BANK_FORMAT,
         "settings": dict(settings),
+        "order": plan.order,
         "epochs": plan.epochs,
         "players": list(plan.owners(plan.everyone)),
         "owners": list(plan.owners(coalition)),

@@ -80,6 +80,37 @@ class Clusters:
         return int(np.count_nonzero(self.kind_N == NEAR))
 
 
+def duplicate_mass(
+    kind_N: NDArray[np.integer],
+    tokens_N: NDArray[np.integer],
+    owner_N: NDArray[np.integer],
+    num_owners: int,
+) -> NDArray[np.float64]:
+    """What share of each owner's tokens stands in records that repeat an earlier one, of whatever owner.
+
+    Args:
+        kind_N: SINGLE, EXACT or NEAR of each record.
+        tokens_N: its tokens.
+        owner_N: owner code of each record, 0 .. num_owners - 1.
+        num_owners: number of owners G.
+
+    Returns:
+        [G, 2]: exact and near copies; 0 for an owner without tokens.
+
+    Raises:
+        ClusterError: if the arrays don't belong to the same records.
+    """
+    if not len(kind_N) == len(tokens_N) == len(owner_N):
+        raise ClusterError(
+            f"expected a kind, a size and an owner per record, got {len(kind_N)}, {len(tokens_N)} and {len(owner_N)}"
+        )
+    all_G, exact_G, near_G = (
+        np.bincount(owner_N, weights=tokens_N * chosen, minlength=num_owners)
+        for chosen in (kind_N >= SINGLE, kind_N == EXACT, kind_N == NEAR)
+    )
+    return np.stack([exact_G, near_G], axis=1) / np.maximum(all_G, 1)[:, None]
+
+
 def cluster(
     fingerprints_N: Sequence[bytes],
     texts_N: Iterable[str],

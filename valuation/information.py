@@ -9,6 +9,9 @@ record are not independent:
 over the R records of the owner. Below two items there is nothing to
 estimate an error from, and it is NaN.
 
+Tokens go through once, in chunks of whole records, several threads at a time. Numbers depend neither on chunks nor on threads:
+counts are integers, and the sums of a record run over its own tokens in their order.
+
 Shapes: N records, T tokens, G owners; arrays as in `valuation.entropy`.
 
 Source: Cochran, "Sampling Techniques", 1977, equation 6.13 (error of a ratio).
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,12 +31,13 @@ from valuation.entropy import (
     bigram_surprisal,
     checked_subjects,
     checked_tokens,
-    empirical_entropy,
     entropy_of_counts,
     merged_counts,
+    record_entropy,
     token_counts,
 )
 from valuation.errors import TokensError
+from valuation.pieces import in_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,8 +46,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-CHUNK_TOKENS = 1 << 18
-"""Tokens in memory at a time, or those of the longest record; the numbers don't depend on it."""
+CHUNK_TOKENS = 1 << 17
+"""Tokens in memory at a time and thread, or those of the longest record; the numbers don't depend on it."""
+DENSE_COUNTERS = 1 << 24
+"""Owners times vocabulary up to which owners have a counter per token; above, pairs that occur are kept in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class Information:
     """The same total over bytes: comparable between tokenizers."""
 
 
-def measure_information(
+def measure_information(  # noqa: PLR0913 - one array per fact of a record
     tokens_T: Integers,
     offsets_N1: Integers,
     *,
@@ -73,6 +80,7 @@ def measure_information(
     num_owners: int,
     vocab_size: int,
     bits_T: NDArray[np.floating] | None = None,
+    threads: int = 1,
 ) -> tuple[Information, Information]:
     """Everything that level 1 measures on tokens, per record and per owner.
 
@@ -86,6 +94,7 @@ def measure_information(
         vocab_size: V.
         bits_T: surprisal of each token where it is known already (see `valuation.surprisal`), in memory or memory-mapped; None =
             computed here, which needs all tokens in memory.
+        threads: chunks that are counted at the same time.
 
     Returns:
         Records (N entries) and owners (G entries).
@@ -110,23 +119,20 @@ def measure_information(
         or (np.diff(offsets) < 0).any()
     ):
         checked_tokens(tokens_T, offsets, vocab_size)  # raises, and says how
-    parts: list[tuple[EmpiricalEntropy, Floats, Floats]] = []
-    counts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    for first, last in _record_spans(offsets, CHUNK_TOKENS):
+    owned = _OwnerCounts(num_owners, vocab_size)
+
+    def measured(span: tuple[int, int]) -> tuple[EmpiricalEntropy, Floats, Floats]:
+        first, last = span
         start, stop = int(offsets[first]), int(offsets[last])
-        local_R1 = offsets[first : last + 1] - start
-        ids_T, lengths_R = checked_tokens(tokens_T[start:stop], local_R1, vocab_size)
-        float_T = np.asarray(bits_T[start:stop], dtype=np.float64)
-        record_T = np.repeat(np.arange(last - first), lengths_R)
-        parts.append((
-            empirical_entropy(ids_T, local_R1, vocab_size),
-            _sums(record_T, float_T, last - first),
-            _ratio_error(record_T, float_T, np.ones(len(float_T)), last - first),
-        ))  # fmt: skip
-        counts.append(token_counts(ids_T, lengths_R, code_N[first:last], vocab_size))
-        # Merged when more is waiting than stands already: each count is then moved a few times only.
-        if sum(len(key_U) for key_U, _ in counts[1:]) > max(len(counts[0][0]), CHUNK_TOKENS):
-            counts = [merged_counts(counts)]
+        ids_T, lengths_R = checked_tokens(
+            tokens_T[start:stop], offsets[first : last + 1] - start, vocab_size
+        )
+        owned.add(ids_T, lengths_R, code_N[first:last])
+        return record_entropy(ids_T, lengths_R, vocab_size), *_token_errors(
+            bits_T[start:stop], lengths_R
+        )
+
+    parts = list(in_order(measured, _record_spans(offsets, CHUNK_TOKENS), threads))
     lengths_N, sizes_N = np.diff(offsets), np.asarray(bytes_N, dtype=np.int64)
     entropies = [part[0] for part in parts]
     per_record = EmpiricalEntropy(*(
@@ -136,12 +142,49 @@ def measure_information(
     records = _information(per_record, sizes_N, bits_N, np.concatenate([part[2] for part in parts]))
     tokens_G = _sums(code_N, lengths_N, num_owners)
     owners = _information(
-        entropy_of_counts(*merged_counts(counts), tokens_G, vocab_size),
+        entropy_of_counts(*owned.counts(), tokens_G, vocab_size),
         _sums(code_N, sizes_N, num_owners).astype(np.int64),
         _sums(code_N, bits_N, num_owners),
         _ratio_error(code_N, bits_N, lengths_N.astype(np.float64), num_owners),
     )
     return records, owners
+
+
+class _OwnerCounts:
+    """How often each owner has each token: added up from chunks of any size, in any order, by any thread."""
+
+    def __init__(self, num_owners: int, vocab_size: int) -> None:
+        self.vocab = vocab_size
+        dense = num_owners * vocab_size <= DENSE_COUNTERS
+        self.table = np.zeros(num_owners * vocab_size, np.int64) if dense else None
+        self.parts: list[tuple[Integers, NDArray[np.int64]]] = [
+            (np.empty(0, np.int64), np.empty(0, np.int64))
+        ]
+        self.lock = Lock()
+
+    def add(self, ids_T: Integers, lengths_R: NDArray[np.int64], code_R: NDArray[np.int64]) -> None:
+        """Count the tokens of records of owners with these codes."""
+        if self.table is not None:
+            key_T = np.repeat(code_R * self.vocab, lengths_R)
+            key_T += ids_T
+            with self.lock:
+                np.add.at(self.table, key_T, 1)
+            return
+        part = token_counts(ids_T, lengths_R, code_R, self.vocab)
+        with self.lock:
+            self.parts.append(part)
+            # Merged when more is waiting than stands already: each count is then moved a few times only.
+            if sum(len(keys) for keys, _ in self.parts[1:]) > max(
+                len(self.parts[0][0]), CHUNK_TOKENS
+            ):
+                self.parts = [merged_counts(self.parts)]
+
+    def counts(self) -> tuple[Integers, NDArray[np.int64]]:
+        """Keys, rising, and counts."""
+        if self.table is None:
+            return merged_counts(self.parts)
+        key_U = np.flatnonzero(self.table)
+        return key_U, self.table[key_U]
 
 
 def _record_spans(offsets: NDArray[np.int64], chunk_tokens: int) -> list[tuple[int, int]]:
@@ -164,6 +207,29 @@ def _information(
         surprisal_se_N=se_N,
         surprisal_bits_per_byte_N=np.where(bytes_N > 0, bits_N / np.maximum(bytes_N, 1), 0.0),
     )
+
+
+def _token_errors(
+    bits_T: NDArray[np.floating], lengths_R: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Bits of each record, and the standard error of their mean: `_ratio_error` with items of one token each."""
+    num, float_T = len(lengths_R), np.asarray(bits_T, dtype=np.float64)
+    record_T = np.repeat(np.arange(num), lengths_R)
+    if bits_T.dtype == np.float16:
+        # Exact in any order, and this one is the fastest (see `valuation.surprisal`).
+        some_R = lengths_R > 0
+        sum_R = np.zeros(num)
+        if some_R.any():
+            sum_R[some_R] = np.add.reduceat(float_T, (np.cumsum(lengths_R) - lengths_R)[some_R])
+    else:
+        sum_R = _sums(record_T, float_T, num)
+    tokens_R = np.maximum(lengths_R, 1).astype(np.float64)
+    off_T = np.repeat(sum_R / tokens_R, lengths_R)
+    np.subtract(float_T, off_T, out=off_T)
+    off_T *= off_T
+    spread_R = _sums(record_T, off_T, num)
+    factor_R = np.where(lengths_R > 1, lengths_R / np.maximum(lengths_R - 1, 1), np.nan)
+    return sum_R, np.sqrt(factor_R * spread_R) / tokens_R
 
 
 def _ratio_error(subject_I: Integers, bits_I: Floats, tokens_I: Floats, num: int) -> Floats:

@@ -4,9 +4,9 @@
     V(empty) = the same of the untrained proxy, so that the values of the groups add up to V(all) - V(empty)
 
 Coalition S is a bitmask: bit i stands for group i. All coalitions share everything but the data:
-the initial weights (seed), and the *order*. One permutation of all records, keyed by (seed, epoch),
-is made first and a coalition keeps the records that are its own, in that order, so that two
-coalitions differ by what a group adds and by nothing else. The steps are in proportion to the
+the initial weights (seed), and the *order*. Where a record stands is a function of (seed, epoch, its content),
+see `valuation.retraining`, so that two coalitions differ by what a group adds and by nothing else, and a record that
+nobody trains on, such as a copy, changes no training. The steps are in proportion to the
 coalition's tokens: ``epochs`` passes, or a fixed share of them where ``run.steps`` caps the
 full set. The tokens of the largest coalition give the budget, not each coalition its own cap,
 because a cap that binds only for large coalitions would make data look redundant.
@@ -55,6 +55,7 @@ from valuation.bank import (
 from valuation.errors import ProxyError
 from valuation.retraining import (
     TrainingRows,
+    contents,
     fit_rows,
     open_tokens,
     shared_order,
@@ -219,7 +220,8 @@ def _rows(job: _Job) -> TrainingRows:
     own = int(store.lengths_N[live_N[member_N[live_N]]].sum()) * plan.epochs
     limit = min(everything, run.steps * batch.rows * batch.length)
     budget = own * limit // max(everything, 1)
-    order = [shared_order(live_N, run.seed, epoch) for epoch in range(plan.epochs)]
+    digest_N = contents(store)
+    order = [shared_order(digest_N, live_N, run.seed, epoch) for epoch in range(plan.epochs)]
     index_R = np.concatenate([epoch_N[member_N[epoch_N]] for epoch_N in order])
     return training_rows(store, index_R, budget, batch.rows, batch.length)
 

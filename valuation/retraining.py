@@ -3,7 +3,19 @@
 `valuation.proxy` retrains coalitions of owners and `valuation.subsets` retrains subsets of records;
 both do it with these functions, so that a coalition and the same set of records train alike.
 
-Legend: K live records, R rows, B rows of a batch, T positions, S steps, Q target records.
+In which order a record stands is decided by its *content* and by nothing else:
+
+    place(record, epoch) = BLAKE2b(SHA-256(its token ids); key = SHA-256(seed, epoch)),    the least first
+
+a keyed pseudo-random function, so places are as good as drawn, and whoever has the committed seed and tokens can draw them
+again. Neither leaf index nor owner enters, nor who else is there: a record that comes or goes, is copied, delivered earlier or under another
+name, leaves the order of all others as it was. An order drawn over leaf indices does not have this: there a copy that is worth nothing
+and is trained on by nobody shifts indices, reorders every training and moves every value.
+
+When it is wrong: two records of the same content stand side by side in a training that keeps both; and a batch holds what
+stands next to each other, so a record that is *trained on* still shifts the borders of batches behind it.
+
+Legend: N records, K live records, R rows, B rows of a batch, T positions, S steps, Q target records.
 """
 
 from __future__ import annotations
@@ -18,6 +30,7 @@ import numpy as np
 
 from provenance.canonical import write_atomic
 from trainer.data import IGNORE, Batch, TokenStore
+from valuation.bank import ORDER
 from valuation.errors import ProxyError
 
 if TYPE_CHECKING:
@@ -52,21 +65,43 @@ class TrainingRows:
         return self.rows.rows(step * self.batch_rows, (step + 1) * self.batch_rows)
 
 
-def shared_order(live_K: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order in which *all* records stand in one pass; a subset's order is this one, filtered.
+@lru_cache(maxsize=8)  # every training of a store asks for them
+def contents(store: TokenStore) -> tuple[bytes, ...]:
+    """SHA-256 of each record's token ids (little-endian uint32), in the order of the store.
 
     Args:
-        live_K: indices of the records that any subset may use, ascending.
-        seed: key of the order.
+        store: the tokens.
+
+    Returns:
+        N digests of 32 bytes; equal texts have equal ones, whoever delivers them. A tombstone has that of no tokens.
+    """
+    return tuple(
+        hashlib.sha256(store.tokens(index).astype("<u4").tobytes()).digest()
+        for index in range(store.size)
+    )
+
+
+def shared_order(
+    digest_N: Sequence[bytes], live_K: NDArray[np.int64], seed: int, epoch: int
+) -> NDArray[np.int64]:
+    """The order in which records stand in one pass: by a keyed function of their content; a subset's order is this one, filtered.
+
+    Args:
+        digest_N: of each record's content (see `contents`).
+        live_K: indices of the records that any subset may use.
+        seed: key of the order, from the committed plan.
         epoch: which pass, from 0.
 
     Returns:
-        The same indices, permuted; for the full set this is the order of `trainer.data.BatchPlan`.
+        The same indices, permuted.
     """
-    # Same key and same sort as the trainer's, so that the full set trains as a real run would.
-    key = hashlib.sha256(f"dataworth-order-1|{seed}|{epoch}".encode()).digest()
-    words = np.random.Philox(key=int.from_bytes(key[:16], "big")).random_raw(len(live_K))
-    return live_K[np.argsort(words, kind="stable")]
+    key = hashlib.sha256(f"dataworth-order-{ORDER}|{seed}|{epoch}".encode()).digest()
+    place_K = [
+        hashlib.blake2b(digest_N[index], key=key, digest_size=16).digest()
+        for index in live_K.tolist()
+    ]
+    # Equal places mean equal contents, so it makes no difference which of them the sort puts first.
+    return live_K[np.array(sorted(range(len(live_K)), key=place_K.__getitem__), dtype=np.int64)]
 
 
 def training_rows(

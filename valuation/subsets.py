@@ -1,13 +1,14 @@
 """Retraining on subsets of records, and the bank that keeps what each retraining left.
 
     S -> w(S) = the weights after `epochs` passes over the records in S, from one initial model
-    bank/KEY.npz = nll_q(w(S)) for every target record q,      KEY = SHA-256(setting, data, records of S, seed)
+    bank/KEY.npz = nll_q(w(S)) for every target record q,      KEY = SHA-256(setting, contents of S, seed)
 
 This is the truth that every value is held against (`valuation.evaluation`), and one bank serves all
 of it: linear datamodeling scores, removal curves, group removal, and later any semivalue, because a
-file is named by *what was trained*, not by who asked. Two subsets of one seed share everything but
-their records: the initial weights, and the order, which is one permutation of all records made first
-and then filtered. There are two ways to leave a record out:
+file is named by *what was trained*, not by who asked: the contents of the records, not their places or owners, so a
+new delivery, a copy or another name finds the files of before. Two subsets of one seed share everything but
+their records: the initial weights, and the order, in which a record's content decides where it stands
+(`valuation.retraining`). There are two ways to leave a record out:
 
     refill   its place is closed, rows are packed anew; steps in proportion to tokens. What a buyer would do.
     mask     its place stays, its labels don't count, and sums are still divided by the labels of the full batch, so
@@ -37,10 +38,11 @@ import numpy as np
 from provenance.canonical import jcs
 from trainer.codec import to_json
 from trainer.data import IGNORE
-from valuation.bank import BANK_FORMAT, bank_file, read_bank
+from valuation.bank import BANK_FORMAT, ORDER, bank_file, read_bank
 from valuation.errors import ProxyError
 from valuation.retraining import (
     TrainingRows,
+    contents,
     fit_rows,
     open_tokens,
     shared_order,
@@ -123,19 +125,26 @@ class Setting:
             64 hex digits.
         """
         train, _ = self.stores()
+        live_N, digest_N = _live(train, member_N), contents(train)
+        inside = sorted(digest_N[index] for index in np.flatnonzero(live_N).tolist())
         body = {
             "format": BANK_FORMAT,
+            "order": ORDER,
             "model": to_json(self.model),
             "optim": to_json(self.optim),
             "batch": to_json(self.batch),
             "epochs": self.epochs,
             "leave_out": self.leave_out,
             "max_tokens": "none" if self.max_tokens is None else self.max_tokens,
-            "tokens": self.train_digest,
             "target": self.target_digest,
-            "records": hashlib.sha256(np.packbits(_live(train, member_N)).tobytes()).hexdigest(),
+            "records": hashlib.sha256(b"".join(inside)).hexdigest(),
             "seed": seed,
         }
+        if (
+            self.leave_out == "mask"
+        ):  # whoever is left out keeps a place, so everybody is part of the training
+            places = hashlib.sha256(np.packbits(live_N).tobytes()).hexdigest()
+            body |= {"tokens": self.train_digest, "places": places}
         return hashlib.sha256(jcs(body)).hexdigest()
 
     def rows(self, member_N: NDArray[np.bool_], seed: int) -> TrainingRows:
@@ -149,7 +158,8 @@ class Setting:
             `epochs` passes of the shared order, filtered or masked.
         """
         store, _ = self.stores()
-        order = [shared_order(store.live_N, seed, epoch) for epoch in range(self.epochs)]
+        digest_N = contents(store)
+        order = [shared_order(digest_N, store.live_N, seed, epoch) for epoch in range(self.epochs)]
         index_R = np.concatenate(order)
         kept_R = member_N[index_R]
         if self.leave_out == "refill":

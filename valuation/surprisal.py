@@ -7,8 +7,9 @@ because a float16 is a multiple of 2^-24 and a record is far below 2^29 bits. A 
 
 Made for corpora larger than memory: tokens may be a memory map, and two passes go over it in chunks. The first counts pairs, in a
 table with a slot for every pair of tokens when (V + 1) V is at most 2^27, so for vocabularies up to 11,584; above, pairs share
-slots by a hash, counts can only come out too high and surprisals too low. The second looks up and writes; chunks may be done by several
-threads, and the bytes are the same for any number of them. Memory: 4 bytes per slot and fold, and about 60 bytes per token of a chunk.
+slots by a hash, counts can only come out too high and surprisals too low. The second looks up and writes; in both, several threads may
+take chunks, and the bytes are the same for any number of them. Memory: 4 bytes per slot and fold, about 60 bytes per token of a chunk,
+and what of the tokens' map the system keeps; the array is written, not mapped.
 
 Cost: see README, *Measured*. What it does not show: noise has the highest surprisal of all,
 so this is where to look, never what to pay.
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +30,7 @@ import numpy as np
 from provenance.canonical import jcs, parse_json, write_atomic
 from valuation.entropy import CONTEXT_STRENGTH, UNIFORM_COUNT
 from valuation.errors import TokensError
+from valuation.pieces import in_order
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MAX_SLOTS = 1 << 27
-CHUNK_TOKENS = 1 << 21
+CHUNK_TOKENS = 1 << 17
 BITS_FILE, HEAD_FILE = "surprisal.f16", "surprisal.json"
 # Fibonacci hashing: the top bits of a product with 2^64 / golden ratio.
 _GOLDEN = np.uint64(11400714819323198485)
@@ -64,7 +67,7 @@ def write_surprisal(
         fold_N: fold of each record, 0 or more; members of a cluster share one (see `valuation.entropy.folds`).
         vocab_size: V.
         chunk_tokens: tokens in memory at a time and per thread, at least 1.
-        threads: chunks that are looked up at the same time.
+        threads: chunks that are worked on at the same time.
 
     Returns:
         The array [T], memory-mapped, read-only.
@@ -83,35 +86,26 @@ def write_surprisal(
         raise TokensError(
             f"offsets_N1: expected to rise from 0 to {len(tokens_T)}, the number of tokens"
         )
-    if (
-        len(fold_N) != len(offsets) - 1
-        or int(fold_N.min(initial=0)) < 0
-        or chunk_tokens < 1
-        or threads < 1
-    ):
+    if len(fold_N) != len(offsets) - 1 or int(fold_N.min(initial=0)) < 0 or chunk_tokens < 1:
         raise TokensError(
-            f"expected {len(offsets) - 1} folds of at least 0, chunk_tokens and threads >= 1"
+            f"expected {len(offsets) - 1} folds of at least 0 and chunk_tokens of at least 1"
         )
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{BITS_FILE}.part"
     spans = [
         (at, min(at + chunk_tokens, len(tokens_T))) for at in range(0, len(tokens_T), chunk_tokens)
     ]
-    if not spans:
-        part.write_bytes(b"")
-    else:
-        counts = _Counts(tokens_T, offsets, folds_N, vocab_size, spans)
-        out_T = np.memmap(part, dtype="<f2", mode="w+", shape=(len(tokens_T),))
-
-        def fill(span: tuple[int, int]) -> None:
-            out_T[slice(*span)] = counts.surprisal(span)
-
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, spans))
-        out_T.flush()
-        del out_T
-    with part.open("rb+") as file:
+    with part.open("wb+") as file:
+        if spans:
+            counts = _Counts(tokens_T, offsets, folds_N, vocab_size)
+            deque(in_order(counts.add, spans, threads), maxlen=0)
+            counts.finish()
+            # Written and not mapped: mapped pages would count as this process's memory until they are closed.
+            for bits_C in in_order(counts.surprisal, spans, threads):
+                file.write(bits_C.astype("<f2", copy=False).data)
+        file.flush()
         os.fsync(file.fileno())
+        file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     part.replace(folder / BITS_FILE)
     head = {"format": 1, "tokens": len(tokens_T), "records": len(folds_N), "sha256": digest}
@@ -193,79 +187,98 @@ def heat_strip(bits_T: NDArray[np.floating], *, width: int = 60, full_bits: floa
 
 
 class _Counts:
-    """Counts of the other folds, ready to be looked up."""
+    """Counts of the other folds: add every span, finish, look up.
+
+    A row of V + 1 per fold: tokens, and V for the start of a record, which is a context and never a token.
+    """
 
     def __init__(
-        self, tokens_T: Integers, offsets: NDArray[np.int64], fold_N: NDArray[np.int64], vocab_size: int,
-        spans: list[tuple[int, int]],
+        self, tokens_T: Integers, offsets: NDArray[np.int64], fold_N: NDArray[np.int64], vocab_size: int
     ) -> None:  # fmt: skip
-        self.tokens_T, self.offsets, self.fold_N, self.vocab = tokens_T, offsets, fold_N, vocab_size
+        self.tokens_T, self.offsets, self.vocab, self.lock = tokens_T, offsets, vocab_size, Lock()
         self.slots = min((vocab_size + 1) * vocab_size, MAX_SLOTS)
         self.hashed = (vocab_size + 1) * vocab_size > MAX_SLOTS
-        num_folds = int(fold_N.max(initial=0)) + 1
-        pair_FM = np.zeros((num_folds, self.slots), np.uint32)
-        context_FV, word_FV = (
-            np.zeros((num_folds, n), np.int64) for n in (vocab_size + 1, vocab_size)
+        self.folds = int(fold_N.max(initial=0)) + 1
+        self.row_N = fold_N * (vocab_size + 1)
+        self.pair = np.zeros(self.folds * self.slots, np.uint32)
+        self.context, self.word = np.zeros((2, self.folds * (vocab_size + 1)), np.int64)
+
+    def add(self, span: tuple[int, int]) -> None:
+        """Count the tokens of a span."""
+        row_T, context_T, word_T = self._read(span)
+        one, size = np.uint32(1), len(self.word)
+        word_F, context_F = (
+            np.bincount(at_T, minlength=size) for at_T in (row_T + word_T, context_T)
         )
-        pair, one = pair_FM.reshape(-1), np.uint32(1)
-        for span in spans:
-            word_T, context_T, fold_T = self._read(span)
+        key_T = self._key(row_T, context_T, word_T)
+        with self.lock:
             # Not a bincount: that makes an array as long as the table, for every chunk.
-            np.add.at(pair, self._key(context_T, word_T) + fold_T * self.slots, one)
-            context_FV += np.bincount(
-                fold_T * (vocab_size + 1) + context_T, minlength=context_FV.size
-            ).reshape(context_FV.shape)
-            word_FV += np.bincount(fold_T * vocab_size + word_T, minlength=word_FV.size).reshape(
-                word_FV.shape
-            )
+            np.add.at(self.pair, key_T, one)
+            self.word += word_F
+            self.context += context_F
+
+    def finish(self) -> None:
+        """From each fold's own counts to those of all others, and to what the formula needs of single tokens."""
+        pair_FM = self.pair.reshape(self.folds, self.slots)
+        context_FV, word_FV = (
+            x.reshape(self.folds, self.vocab + 1) for x in (self.context, self.word)
+        )
         # In place and in pieces: what the others have is what all have without one's own.
         for table in (pair_FM, context_FV, word_FV):
-            for at in range(0, table.shape[1], 1 << 22):
-                piece = table[:, at : at + (1 << 22)]
-                np.subtract(piece.sum(axis=0, dtype=table.dtype), piece, out=piece)
-        self.pair = pair_FM.reshape(-1)
+            for at in range(0, table.shape[1], 1 << 16):
+                piece = table[:, at : at + (1 << 16)]
+                if len(piece) == 2:
+                    piece[:] = piece[::-1].copy()
+                else:
+                    np.subtract(piece.sum(axis=0, dtype=table.dtype), piece, out=piece)
         others_F1 = word_FV.sum(axis=1, keepdims=True)
-        share_FV = (word_FV + UNIFORM_COUNT) / (others_F1 + UNIFORM_COUNT * vocab_size)
+        share_FV = (word_FV + UNIFORM_COUNT) / (others_F1 + UNIFORM_COUNT * self.vocab)
         self.prior = (CONTEXT_STRENGTH * share_FV).astype(np.float32).reshape(-1)
         self.log_context = np.log2(context_FV + CONTEXT_STRENGTH).astype(np.float32).reshape(-1)
 
     def surprisal(self, span: tuple[int, int]) -> NDArray[np.float16]:
         """Bits of the tokens of a span."""
-        word_T, context_T, fold_T = self._read(span)
-        key_T = self._key(context_T, word_T)
-        key_T += fold_T * self.slots
-        mass_T = self.pair[key_T].astype(np.float32)
-        mass_T += self.prior[fold_T * self.vocab + word_T]
+        row_T, context_T, word_T = self._read(span)
+        mass_T = self.pair[self._key(row_T, context_T, word_T)].astype(np.float32)
+        row_T += word_T
+        mass_T += self.prior[row_T]
         np.log2(mass_T, out=mass_T)
-        np.subtract(self.log_context[fold_T * (self.vocab + 1) + context_T], mass_T, out=mass_T)
+        np.subtract(self.log_context[context_T], mass_T, out=mass_T)
         return mass_T.astype(np.float16)
 
     def _read(
         self, span: tuple[int, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens of a span, the token before each (V at the start of a record), and their folds."""
+        """For each token of a span: fold · (V + 1), the same plus the token before it (V at the start of a record), and the token."""
         start, stop = span
-        word_T = np.asarray(self.tokens_T[start:stop]).astype(np.int64)
-        if int(word_T.min()) < 0 or int(word_T.max()) >= self.vocab:
+        given_T = np.asarray(self.tokens_T[start:stop])
+        low, high = int(given_T.min()), int(given_T.max())
+        if low < 0 or high >= self.vocab:
             raise TokensError(
-                f"tokens_T: expected ids in 0 .. {self.vocab - 1}, got {word_T.min()} .. {word_T.max()}"
+                f"tokens_T: expected ids in 0 .. {self.vocab - 1}, got {low} .. {high}"
             )
-        context_T = np.empty_like(word_T)
-        context_T[1:] = word_T[:-1]
-        context_T[0] = self.tokens_T[start - 1] if start else self.vocab
-        low, high = np.searchsorted(self.offsets, (start, stop))
-        heads = self.offsets[low:high]
-        context_T[heads - start] = self.vocab  # empty records share the head of the next one
+        word_T = given_T.astype(np.int64)
         first, size_R = _records(self.offsets, span)
-        return word_T, context_T, np.repeat(self.fold_N[first : first + len(size_R)], size_R)
+        row_T = np.repeat(self.row_N[first : first + len(size_R)], size_R)
+        context_T = np.empty_like(row_T)
+        np.add(row_T[1:], word_T[:-1], out=context_T[1:])
+        context_T[0] = row_T[0] + (int(self.tokens_T[start - 1]) if start else self.vocab)
+        heads = self.offsets[slice(*np.searchsorted(self.offsets, span))] - start
+        context_T[heads] = row_T[heads] + self.vocab  # empty records share the head of the next one
+        return row_T, context_T, word_T
 
-    def _key(self, context_T: NDArray[np.int64], word_T: NDArray[np.int64]) -> NDArray[np.int64]:
-        key_T = context_T * self.vocab
-        key_T += word_T
+    def _key(
+        self, row_T: NDArray[np.int64], context_T: NDArray[np.int64], word_T: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Slots of pairs; without a hash, fold f's begin at f · (V + 1) · V, which is V times its row."""
         if not self.hashed:
+            key_T = context_T * self.vocab
+            key_T += word_T
             return key_T
         shift = np.uint64(64 - (MAX_SLOTS.bit_length() - 1))
-        return ((key_T.astype(np.uint64) * _GOLDEN) >> shift).astype(np.int64)
+        pair_T = ((context_T - row_T) * self.vocab + word_T).astype(np.uint64)
+        slot_T = ((pair_T * _GOLDEN) >> shift).astype(np.int64)
+        return slot_T + row_T // (self.vocab + 1) * self.slots
 
 
 def _records(offsets: NDArray[np.int64], span: tuple[int, int]) -> tuple[int, NDArray[np.int64]]:

@@ -37,6 +37,8 @@ def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
             row["entropy_bits_per_token"],
             row["surprisal_bits_per_token"],
             row["surprisal_bits_per_byte"],
+            row["exact_mass"],
+            row["near_mass"],
         ]
         for row in owners.iter_rows(named=True)
     ]
@@ -46,12 +48,15 @@ def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
         "entropy, bits/token",
         "surprisal, bits/token",
         "surprisal, bits/byte",
+        "in exact copies",
+        "in near copies",
     ]
     path = site.home.table("entropy")
     return {
         **table_metadata(result["records"], parquet_schema(path, unique=("record_id",)), "tables/entropy.parquet"),
         **plots(entropy_boxes(entropy_spreads(site))),
-        "bits per token": result["mean_bits_per_token"], "bits per byte": result["mean_bits_per_byte"], "owners": table_md(columns, rows),
+        "bits per token": result["mean_bits_per_token"], "bits per byte": result["mean_bits_per_byte"],
+        "share of tokens in exact copies": result["exact_mass"], "share of tokens in near copies": result["near_mass"], "owners": table_md(columns, rows),
     }  # fmt: skip
 
 
@@ -152,6 +157,7 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
         "chart": plot_md(chart, "value of each lot with its interval"),
         "method": result["method"], "coalitions": result["coalitions"], "loss, nobody": result["loss_empty"],
         "loss, all": result["loss_all"], "efficiency error": result["efficiency_error"], "run": result["run"],
+        **({"bank": result["remade"]} if "remade" in result.values else {}),
     }  # fmt: skip
 
 

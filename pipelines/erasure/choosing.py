@@ -61,8 +61,7 @@ class Choice:
 
 def methods() -> tuple[str, ...]:
     """Names of what the graph can run: every loss, the edits, NPO on a core-set, and exact retraining."""
-    from unlearning.methods import METHODS
-    from unlearning.methods.edits import EDITS
+    from unlearning.methods import EDITS, METHODS
 
     return (EXACT, SHARDED, *sorted((*METHODS, *EDITS, CORE_SET)))
 

@@ -34,7 +34,7 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
         (what, whether it is as published, in words) per step.
 
     Raises:
-        DisputeError: Nothing was valued here yet.
+        DisputeError: Nothing was valued here yet, or coalitions are to be trained in an order that is no longer made.
         LookupError: No such buyer.
     """
     import polars as pl
@@ -118,9 +118,16 @@ def _again(site: "Site", directory: "Path", count: int) -> list[Finding]:
     """Train the smallest coalitions again, with the committed seed, data and settings."""
     from provenance.canonical import parse_json
     from trainer.spec import load_run
+    from valuation.bank import ORDER
     from valuation.proxy import retrain
 
     run = load_run(directory / "run.json")
+    if run.config.extra.get("order") != ORDER:
+        raise DisputeError(
+            f"the coalitions of {directory.name} were not trained in the order by content ({ORDER}) but in an older one, so training them again "
+            "with this version gives other losses: bank, values and prices are recomputed without --retrain, coalitions by the code that "
+            "run.json names under versions; dataworth run values anew"
+        )
     result = parse_json((directory / "result.json").read_bytes())["coalitions"]
     chosen = sorted(result, key=lambda name: (result[name]["tokens"], int(name)))[:count]
     folder = site.home.runs / f"dispute-{directory.name}"

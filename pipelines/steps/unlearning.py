@@ -22,6 +22,7 @@ from pipelines.steps.sharded import SHARDED, refuse_others, train_ensemble
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
 from provenance import jcs, seal, write_atomic
+from unlearning.methods import EDITS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
 
-EDITS = ("newton", "task_vector")
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
-UNLEARN_LR = "0.001"  # smaller steps hide the numbers from questions only: fine-tuning brings them back (unlearning/README)
+UNLEARN_LR = "0.001"
+"""Peak rate of a method that no sweep has looked at (`unlearning.methods.settings.SWEPT`)."""
 NPO_ENTRY = "unlearning.methods.npo:run"
 NO_REQUEST = "no erasure request names a record of this corpus version"
 
@@ -243,7 +244,15 @@ def method_inputs(site: "Site", erasure: "Result") -> dict[str, Any]:
     method = method_of(site, erasure)
     rank = adapters_of(site, method)
     adapters = {"lora_rank": rank} if rank else {}
-    return {"method": method, "steps": site.size.unlearn_steps, "lr": UNLEARN_LR} | adapters
+    rate, settings = swept(method)
+    return {"method": method, "steps": site.size.unlearn_steps, "lr": rate} | settings | adapters
+
+
+def swept(method: str) -> tuple[str, dict[str, str]]:
+    """A method's rate and the settings in which it differs from its published defaults, chosen on validation people where a sweep was run."""
+    from unlearning.methods.settings import SWEPT
+
+    return SWEPT.get("npo" if method == CORE_SET else method, (UNLEARN_LR, {}))
 
 
 def method_of(site: "Site", erasure: "Result") -> str:
@@ -281,15 +290,16 @@ def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> 
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
     }
     entry = "unlearning.methods.objective:run"
+    rate, settings = swept(method)
     if method == "npo":
-        entry = NPO_ENTRY
+        entry, extra = NPO_ENTRY, extra | settings
     elif method == CORE_SET:
-        extra |= {"method": "npo", "core_set": CORE_SHARE}
+        extra |= {"method": "npo", "core_set": CORE_SHARE, "settings": settings}
     else:
         extra |= {"method": method}
         entry = "unlearning.methods.edits:run" if method in EDITS else entry
     how = {
-        "entry": entry, "steps": site.size.unlearn_steps, "lr": UNLEARN_LR, "init": site.home.path / checkpoint["checkpoint"],
+        "entry": entry, "steps": site.size.unlearn_steps, "lr": rate, "init": site.home.path / checkpoint["checkpoint"],
         "init_root": checkpoint["root"], "extra": extra,
     }  # fmt: skip
     if rank := adapters_of(site, method):

@@ -7,12 +7,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.results import latest
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
 from pipelines.steps.buyers import names_in
 from pipelines.steps.pricing import enter_rule, entity_inputs
 from pipelines.steps.tables import records, token_store, write_table
-from provenance import write_atomic
+from provenance import parse_json, write_atomic
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -37,10 +38,13 @@ def _flat(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
     live = frame["index"].to_numpy().astype(np.int64)
     lengths = store.lengths_N[live]
     new_offsets = np.concatenate([[0], np.cumsum(lengths)])
-    picked = np.repeat(offsets[live] - new_offsets[:-1], lengths) + np.arange(int(lengths.sum()))
+    if len(live) < store.size or (live != np.arange(store.size)).any():
+        flat = flat[
+            np.repeat(offsets[live] - new_offsets[:-1], lengths) + np.arange(int(lengths.sum()))
+        ]
     return {
         "frame": frame,
-        "tokens": flat[picked],
+        "tokens": flat,
         "offsets": new_offsets,
         "vocab_size": store.vocab_size,
         "lengths": lengths,
@@ -51,8 +55,10 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     """Information of every record and owner in two tables, and the surprisal of every token in a third and as a memory map."""
     import numpy as np
     import polars as pl
+    import pyarrow as pa
 
     from valuation import folds, measure_information
+    from valuation.clusters import EXACT, NEAR, SINGLE, duplicate_mass
     from valuation.surprisal import write_surprisal
 
     flat = _flat(site, corpus, tokens)
@@ -61,18 +67,32 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
     code_of = {owner: code for code, owner in enumerate(owners)}
     owner_N = np.array([code_of[owner] for owner in frame["owner"]], dtype=np.int64)
     bytes_N = frame["text"].str.len_bytes().to_numpy().astype(np.int64)
-    cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
+    copies = pl.read_parquet(site.home.table("clusters"))
+    cluster_N = copies["cluster"].to_numpy()
+    kind_N = (
+        copies["kind"]
+        .replace_strict({"single": SINGLE, "exact": EXACT, "near": NEAR}, return_dtype=pl.Int8)
+        .to_numpy()
+    )
     fold_N = folds(frame["record_id"].to_list(), cluster_N=cluster_N)
     bits_T = write_surprisal(
-        site.home.tables, flat["tokens"], flat["offsets"], fold_N, flat["vocab_size"]
+        site.home.tables,
+        flat["tokens"],
+        flat["offsets"],
+        fold_N,
+        flat["vocab_size"],
+        threads=cores(),
     )
     per_record, per_owner = measure_information(
         flat["tokens"], flat["offsets"], bytes_N=bytes_N, fold_N=fold_N, owner_N=owner_N, num_owners=len(owners),
-        vocab_size=flat["vocab_size"], bits_T=bits_T,
+        vocab_size=flat["vocab_size"], bits_T=bits_T, threads=cores(),
     )  # fmt: skip
-    each = pl.Series(
-        np.split(np.asarray(bits_T, np.float32), flat["offsets"][1:-1]), dtype=pl.List(pl.Float32)
-    )
+    tokens_N = per_record.tokens_N
+    mass_G2 = duplicate_mass(kind_N, tokens_N, owner_N, len(owners))
+    whole = duplicate_mass(kind_N, tokens_N, np.zeros_like(owner_N), 1)[0].tolist()
+    # One list per record, made of borders and values as they are: no array per record.
+    lists = pa.LargeListArray.from_arrays(flat["offsets"], np.asarray(bits_T, np.float32))
+    each = pl.Series(lists, dtype=pl.List(pl.Float32))
 
     def table(names: pl.DataFrame, what: Any) -> pl.DataFrame:
         return names.with_columns(
@@ -89,7 +109,10 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
             site.home.table("entropy"), table(frame.select("record_id", "owner"), per_record)
         ),
         write_table(
-            site.home.table("owner_entropy"), table(pl.DataFrame({"owner": owners}), per_owner)
+            site.home.table("owner_entropy"),
+            table(pl.DataFrame({"owner": owners}), per_owner).with_columns(
+                exact_mass=pl.Series(mass_G2[:, 0]), near_mass=pl.Series(mass_G2[:, 1])
+            ),
         ),
         write_table(
             site.home.table("surprisal"), frame.select("record_id", "owner").with_columns(bits=each)
@@ -101,6 +124,7 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
         "records": len(frame), "owners": len(owners), "tokens": int(per_record.tokens_N.sum()),
         "mean_bits_per_token": float(np.average(bits, weights=per_owner.tokens_N)),
         "mean_bits_per_byte": float(np.average(per_owner.surprisal_bits_per_byte_N, weights=per_owner.bytes_N)),
+        "exact_mass": whole[0], "near_mass": whole[1],
     }  # fmt: skip
 
 
@@ -251,7 +275,7 @@ def owner_values(
     import polars as pl
 
     from valuation import coalitions_needed, sample_orders
-    from valuation.bank import load_utilities
+    from valuation.bank import ORDER, load_utilities
 
     size = site.size
     cut = _cut_lots(site, corpus, tokens)
@@ -288,7 +312,7 @@ def owner_values(
         excluded=copies if not cut["first_N"].all() else None,
         extra={
             "groups": relative(groups_file, anywhere), "target": relative(site.home.path / target["value_folder"], anywhere),
-            "target_digest": target["value_digest"], "jobs": cores() if site.size.world > 1 else 1,
+            "target_digest": target["value_digest"], "jobs": cores() if site.size.world > 1 else 1, "order": ORDER,
             "lots": [relative(lots_file, anywhere), name],
             **_other_targets(site, target),
         },
@@ -296,6 +320,7 @@ def owner_values(
     directory = prepare_on(site, job, tokens, target, "value_digest")
     enter_rule(site)
     started(site, directory, plan)
+    remade = remade_bank(site)
     run(directory, 1)
     names = names_in(target)
     banks = [load_utilities(directory, part) for part in range(1 + len(names))]
@@ -303,7 +328,7 @@ def owner_values(
         # Reports and disputes read the lots again: without them the values are to be made again, from the same bank.
         "files": [str(path.relative_to(site.home.path)) for path in (directory / "bank", groups_file, lots_file)],
         "run": directory.name, "coalitions": len(coalitions), "held_back": cut["held_back"],
-        **_worth(site, banks[0], cut, orders),
+        **_worth(site, banks[0], cut, orders), **({"remade": remade} if remade else {}),
     }  # fmt: skip
     if site.config.pricing.split == "entity":
         values["entity_of"] = _entity_of(site, held)
@@ -313,6 +338,23 @@ def owner_values(
         values["buyers"] = {name: _worth(site, bank, cut, orders) for name, bank in others.items()}
         said += [[name, *_told(bank)] for name, bank in others.items()]
     return digest_of(said), values
+
+
+def remade_bank(site: "Site") -> str:
+    """What to say where the values of before rest on trainings in another order; "" where they don't, or there are none."""
+    from valuation.bank import ORDER
+
+    before = latest(site.home.results, "owner_values")
+    path = site.home.runs / before["run"] / "run.json" if before else None
+    if before is None or path is None or not path.exists():
+        return ""
+    order = parse_json(path.read_bytes())["config"]["extra"].get("order", "of leaf indices")
+    if order == ORDER:
+        return ""
+    return (
+        f"remade: the trainings of {before['run']} were ordered in the order {order}, these by content ({ORDER}); every coalition was trained "
+        "again, none of the old ones was used, and what was paid by the old values stays as it was"
+    )
 
 
 def _told(bank: "Utilities") -> list[str]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pipelines.storage.intake import Intake, read_deliveries, read_target
     from pipelines.storage.keys import CorpusKeys
     from pipelines.storage.manifest import Manifest
+    from pipelines.storage.purging import Purged
     from pipelines.storage.query import sql
     from pipelines.storage.records import paragraphs
     from pipelines.storage.salts import SaltStore
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
         write_version_tokens,
     )
     from pipelines.storage.verification import Verified
-    from pipelines.storage.versions import Purged, Versions
+    from pipelines.storage.versions import Versions
 
 _HOME = {
     "archive": ("Archive", "Diff"),
@@ -67,6 +68,7 @@ _HOME = {
     "intake": ("Intake", "read_deliveries", "read_target"),
     "keys": ("CorpusKeys",),
     "manifest": ("Manifest",),
+    "purging": ("Purged",),
     "query": ("sql",),
     "records": ("paragraphs",),
     "salts": ("SaltStore",),
@@ -76,7 +78,7 @@ _HOME = {
         "Tokenizer", "check_tokens", "load_tokenizer", "train_tokenizer", "training_texts", "write_version_tokens",
     ),
     "verification": ("Verified",),
-    "versions": ("Purged", "Versions"),
+    "versions": ("Versions",),
 }  # fmt: skip
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 

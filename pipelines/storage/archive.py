@@ -25,7 +25,7 @@ from pipelines.storage.manifest import (
     parse_storage,
 )
 from provenance.hashing import HASH_SIZE
-from provenance.merkle import root_of
+from provenance.merkle import MerkleTree, root_of
 
 _DIFF_COLUMNS: Final = ("record_id", "owner", "source", "position")
 
@@ -165,9 +165,26 @@ class Archive:
         """
         leaves = self.stored_leaves(version)
         if root_of(leaves).hex() != self.manifest(version).record_root:
-            finding = f"storage/{version[:12]}....leaves does not lead to the record root"
-            raise CorruptionError(version, (finding,))
+            raise self._other_leaves(version)
         return leaves
+
+    def tree(self, version: str) -> MerkleTree:
+        """The tree over the leaf hashes of a version, checked against its root.
+
+        Args:
+            version: its id.
+
+        Returns:
+            A tree of the caller's own.
+
+        Raises:
+            UnknownVersionError: there is no such version.
+            CorruptionError: they do not lead to the committed root.
+        """
+        tree = MerkleTree(self.stored_leaves(version))
+        if tree.root().hex() != self.manifest(version).record_root:
+            raise self._other_leaves(version)
+        return tree
 
     def diff(self, old: str, new: str) -> Diff:
         """Which records one version has and another has not.
@@ -237,9 +254,17 @@ class Archive:
         """storage/ID.json."""
         return self.home.storage / f"{version}.json"
 
+    def crown_path(self, version: str) -> Path:
+        """storage/ID.crown, hashes from which the next version's sparse root follows; it can be made again."""
+        return self.home.storage / f"{version}.crown"
+
     def leaves_path(self, version: str) -> Path:
         """storage/ID.leaves."""
         return self.home.storage / f"{version}.leaves"
+
+    def _other_leaves(self, version: str) -> CorruptionError:
+        finding = f"storage/{version[:12]}....leaves does not lead to the record root"
+        return CorruptionError(version, (finding,))
 
 
 def _read(path: Path, version: str) -> bytes:

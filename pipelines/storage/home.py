@@ -207,7 +207,7 @@ class Home:
 
     @property
     def storage(self) -> Path:
-        """Where the rows of a version lie: storage/ID.json and storage/ID.leaves."""
+        """Where the rows of a version lie: storage/ID.json, ID.leaves and ID.crown."""
         return self.path / "storage"
 
     @property

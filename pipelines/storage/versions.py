@@ -25,16 +25,19 @@ import polars as pl
 
 from pipelines.storage import blocks
 from pipelines.storage.archive import Archive
-from pipelines.storage.deliveries import file_digest
 from pipelines.storage.errors import DiskFullError, StaleParentError, VersionError
 from pipelines.storage.home import Home
 from pipelines.storage.keys import CorpusKeys
 from pipelines.storage.manifest import NO_PARENT, Block, Manifest, StorageMap, StoredBlock
+from pipelines.storage.purging import Purged, purged
 from pipelines.storage.records import COLUMNS, SCHEMA
 from pipelines.storage.salts import SaltStore
 from pipelines.storage.verification import Verified, verify_version
 from provenance.canonical import write_atomic
-from provenance.merkle import root_of
+from provenance.crown import changed_crown, crown_bits
+from provenance.errors import FormatError, RootMismatchError
+from provenance.hashing import HASH_SIZE
+from provenance.merkle import MerkleTree, root_of
 from provenance.sparse import SparseTree
 
 LOCK: Final = "corpus"
@@ -43,19 +46,9 @@ LOCK: Final = "corpus"
 Hook = Callable[[str], None]
 """Called with the name of each step that became durable; tests kill the process there."""
 
-_IDENTITY: Final = ("record_id", "owner", "fingerprint")
-
-
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """What a physical removal touched."""
-
-    versions: tuple[str, ...]
-    """Versions whose files were rewritten."""
-    num_rows: int
-    """Rows removed, counted once per file."""
-    num_files: int
-    """Files removed, orphans of crashes included."""
+_IDENTITY: Final = ("index", "record_id", "owner", "fingerprint")
+_CROWN_DRIFT: Final = 2
+"""How many bits a crown may lie above or below the depth that a new one would have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +58,20 @@ class _Run:
     first: int
     count: int
     stored: StoredBlock
+    root: str | None = None
+    """Its row root where the parent states it and no leaf was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What a version in the making starts from: its parent, or nothing."""
+
+    parent: str | None
+    runs: list[_Run]
+    tree: MerkleTree
+    """Over the parent's leaves, which lead to its root."""
+    live: pl.DataFrame
+    """The parent's records, by index."""
 
 
 class Versions(Archive):
@@ -195,47 +202,48 @@ class Versions(Archive):
             DiskFullError: no space left; run it again.
         """
         with self.home.lock(LOCK), self._translated("rewritten blocks"):
-            return self._purge(set(record_ids))
+            self._clean()
+            return purged(self, set(record_ids))
 
     def _stage(self, records: pl.DataFrame, parent: str | None, hook: Hook) -> str:
         self._clean()
         if records.schema != SCHEMA:
             raise VersionError(f"records: expected the columns {', '.join(COLUMNS)}")
-        runs, leaves, live = self._parent(parent)
-        rows = _new_rows(records, live)
+        base = self._parent(parent)
+        rows = _new_rows(records, base.live)
         if not rows.height:
             if parent is None:
                 raise VersionError(
                     "no records to publish: everything delivered is in quarantine or held out"
                 )
             return parent
-        first = len(leaves)
+        first = base.tree.size
         rows = rows.with_columns(
             pl.int_range(first, first + rows.height, dtype=pl.UInt64).alias("index")
         ).select(blocks.BLOCK_SCHEMA.names())
         salts = SaltStore(self.home.salts_path, self.keys)
         salts.ensure(rows["record_id"].to_list())
         hook("salts")
-        leaves += blocks.leaves_of(rows, salts.get, self.keys.k_owner)
-        runs = self._append(runs, rows, hook)
-        return self._write(
-            parent or NO_PARENT, runs, leaves, pl.concat([live, rows.select(_IDENTITY)]), hook
-        )
+        appended = MerkleTree(blocks.leaves_of(rows, salts.get, self.keys.k_owner))
+        tree = MerkleTree.joined([base.tree, appended])
+        runs = self._append(base.runs, rows, hook)
+        return self._write(base, runs, tree, pl.concat([base.live, rows.select(_IDENTITY)]), hook)
 
-    def _parent(self, parent: str | None) -> tuple[list[_Run], list[bytes], pl.DataFrame]:
+    def _parent(self, parent: str | None) -> _Base:
         """Blocks, leaves and live records to start from."""
         if parent is None:
-            return [], [], pl.DataFrame(schema={name: SCHEMA[name] for name in _IDENTITY})
+            nothing = pl.DataFrame(schema={name: blocks.BLOCK_SCHEMA[name] for name in _IDENTITY})
+            return _Base(None, [], MerkleTree(), nothing)
         storage = self.storage(parent)
         if storage.erased:
             raise VersionError(
                 f"version {parent[:12]} holds records that were erased since: build on a later version"
             )
         runs = [
-            _Run(block.first, block.count, stored)
+            _Run(block.first, block.count, stored, block.row_root)
             for block, stored in zip(self.manifest(parent).blocks, storage.blocks, strict=True)
         ]
-        return runs, self.leaves(parent), self.read(parent, _IDENTITY)
+        return _Base(parent, runs, self.tree(parent), self.read(parent, _IDENTITY))
 
     def _append(self, runs: list[_Run], rows: pl.DataFrame, hook: Hook) -> list[_Run]:
         """Fill the last block if it is open, then make new ones."""
@@ -259,42 +267,55 @@ class Versions(Archive):
         return runs
 
     def _write(
-        self, parent: str, runs: list[_Run], leaves: list[bytes], live: pl.DataFrame, hook: Hook
+        self, base: _Base, runs: list[_Run], tree: MerkleTree, live: pl.DataFrame, hook: Hook
     ) -> str:
         """Give the version its roots and make it complete; the manifest is the last file."""
         owners = dict(live.group_by("owner").len().sort("owner").iter_rows())
-        whole = root_of(leaves)
+        data, whole = tree.level(0), tree.root().hex()
+        sparse_root, crown = self._contents(base, live)
         manifest = Manifest(
-            parent=parent,
-            size=len(leaves),
+            parent=base.parent or NO_PARENT,
+            size=tree.size,
             live=live.height,
-            record_root=whole.hex(),
-            sparse_root=SparseTree(live["fingerprint"].to_list()).root.hex(),
+            record_root=whole,
+            sparse_root=sparse_root.hex(),
             owners=owners,
             blocks=tuple(
+                # A corpus of one block has one root: hashing its leaves again would tell nothing new.
                 Block(
-                    run.first,
-                    run.count,
-                    # A corpus of one block has one root: hashing its leaves again would tell nothing new.
-                    (
-                        whole
-                        if run.count == len(leaves)
-                        else root_of(leaves[run.first : run.first + run.count])
-                    ).hex(),
+                    run.first, run.count, whole if run.count == tree.size else _row_root(run, data)
                 )
                 for run in runs
             ),
         )
         version = manifest.version
         storage = StorageMap(version, tuple(run.stored for run in runs))
-        write_atomic(self.leaves_path(version), b"".join(leaves))
+        write_atomic(self.leaves_path(version), data)
         hook("leaves")
+        write_atomic(self.crown_path(version), crown)
+        hook("crown")
         write_atomic(self.storage_path(version), storage.data)
         hook("storage")
         self.manifest_path(version).parent.mkdir(exist_ok=True)
         write_atomic(self.manifest_path(version), manifest.data)
         hook("manifest")
         return version
+
+    def _contents(self, base: _Base, live: pl.DataFrame) -> tuple[bytes, bytes]:
+        """Root and crown of the sparse tree over the contents; from the parent's crown where few change."""
+        # Copies of several owners are one content.
+        old, new = (frame["fingerprint"].unique() for frame in (base.live, live))
+        after, bits = new.to_list(), crown_bits(len(new))
+        if base.parent is not None and abs(len(new) - len(old)) * 8 < len(new):
+            root = bytes.fromhex(self.manifest(base.parent).sparse_root)
+            added, removed = (a.filter(~a.is_in(b.implode())).to_list() for a, b in ((new, old), (old, new)))  # fmt: skip
+            # An older version has no crown, and a damaged one is as good as none.
+            with contextlib.suppress(FileNotFoundError, FormatError, RootMismatchError):
+                crown = self.crown_path(base.parent).read_bytes()
+                if abs(len(crown).bit_length() - 6 - bits) <= _CROWN_DRIFT:
+                    return changed_crown(crown, root, after, added, removed)
+        tree = SparseTree(after)
+        return tree.root, tree.crown(bits)
 
     def _move_head(self, version: str, expected: str | None) -> None:
         parent = self.manifest(version).parent
@@ -310,95 +331,29 @@ class Versions(Archive):
 
     def _tombstone(self, version: str, gone: set[bytes], hook: Hook) -> str:
         self._clean()
-        runs, leaves, live = self._parent(version)
-        missing = len(gone - set(live["record_id"].to_list()))
+        base = self._parent(version)
+        marked = base.live["record_id"].is_in(list(gone))
+        indices = base.live["index"].filter(marked).to_list()
+        missing = len(gone) - len(indices)
         if not gone or missing:
             raise VersionError(
                 f"{missing} of {len(gone)} records are not live in version {version[:12]}: nothing was changed"
             )
-        if len(gone) == live.height:
+        if len(gone) == base.live.height:
             raise VersionError("no record would be left: a corpus version holds at least one")
         kept: list[_Run] = []
-        for run in runs:
-            rows = blocks.read_block(self.home.blocks, run.stored)
-            touched = rows["record_id"].is_in(list(gone))
-            if not touched.any():
+        for run in base.runs:
+            mine = [index for index in indices if 0 <= index - run.first < run.count]
+            if not mine:
                 kept.append(run)
                 continue
-            for index in rows.filter(touched)["index"].to_list():
-                leaves[index] = blocks.tombstone_hash(index)
-            stored = blocks.write_block(self.home.blocks, rows.filter(~touched), self.keys.k_file)
-            kept.append(replace(run, stored=stored))
+            rows = blocks.read_block(self.home.blocks, run.stored)
+            rows = rows.filter(~rows["index"].is_in(mine))
+            stored = blocks.write_block(self.home.blocks, rows, self.keys.k_file)
+            kept.append(replace(run, stored=stored, root=None))
             hook(f"block {run.first}")
-        return self._write(
-            version, kept, leaves, live.filter(~live["record_id"].is_in(list(gone))), hook
-        )
-
-    def _purge(self, gone: set[bytes]) -> Purged:
-        self._clean()
-        head = self.head()
-        if head is not None:
-            live = len(gone & set(self.read(head, ["record_id"])["record_id"].to_list()))
-            if live:
-                raise VersionError(
-                    f"{live} records are live in HEAD: tombstone them and move HEAD first"
-                )
-        rewritten: dict[str, tuple[StoredBlock, list[int]]] = {}
-        touched: list[str] = []
-        maps = {version: self.storage(version) for version in self._mapped()}
-        known = {block for storage in maps.values() for block in storage.blocks}
-        for version, storage in maps.items():
-            parts, erased = [], set(storage.erased)
-            for stored in storage.blocks:
-                if stored.digest not in rewritten:
-                    rewritten[stored.digest] = self._without(stored, gone, known)
-                new, indices = rewritten[stored.digest]
-                parts.append(new)
-                erased |= set(indices)
-            if tuple(parts) != storage.blocks:
-                replaced = StorageMap(version, tuple(parts), tuple(sorted(erased)))
-                write_atomic(self.storage_path(version), replaced.data)
-                touched.append(version)
-        num_rows = sum(len(indices) for _, indices in rewritten.values())
-        return Purged(tuple(touched), num_rows, self._remove_unreferenced())
-
-    def _without(
-        self, stored: StoredBlock, gone: set[bytes], known: set[StoredBlock]
-    ) -> tuple[StoredBlock, list[int]]:
-        """A block's file without some rows, and the indices of those.
-
-        Tombstoning has mostly written that file already for the next version. It is taken if all its rows are what would be written,
-        because compressing a block costs several times as much as reading it.
-        """
-        ids = blocks.read_block(self.home.blocks, stored, ["index", "record_id"])
-        found = ids.filter(ids["record_id"].is_in(list(gone)))["index"].to_list()
-        if not found:
-            return stored, []
-        rows = blocks.read_block(self.home.blocks, stored)
-        kept = rows.filter(~rows["index"].is_in(found))
-        for other in sorted(known - {stored}, key=lambda block: block.digest):
-            if other.rows == kept.height and self._holds(other, kept):
-                return other, found
-        return blocks.write_block(self.home.blocks, kept, self.keys.k_file), found
-
-    def _holds(self, stored: StoredBlock, rows: pl.DataFrame) -> bool:
-        """Whether a block's file is undamaged and has exactly these rows."""
-        path = self.home.blocks / stored.file
-        if not path.exists() or file_digest(path, self.keys.k_file).hex() != stored.digest:
-            return False
-        return blocks.read_block(self.home.blocks, stored).equals(rows)
-
-    def _mapped(self) -> list[str]:
-        """Every version that has a storage map, complete or not."""
-        return sorted(path.stem for path in self.home.storage.glob("*.json"))
-
-    def _remove_unreferenced(self) -> int:
-        """Remove block files that no version names; a crash may have left texts in them."""
-        named = {block.file for version in self._mapped() for block in self.storage(version).blocks}
-        orphans = [path for path in self.home.blocks.glob("*.parquet") if path.name not in named]
-        for path in orphans:
-            path.unlink()
-        return len(orphans)
+        base.tree.replace({index: blocks.tombstone_hash(index) for index in indices})
+        return self._write(base, kept, base.tree, base.live.filter(~marked), hook)
 
     def _clean(self) -> None:
         for folder in (self.home.blocks, self.home.storage, *self.home.versions.glob("*")):
@@ -431,6 +386,14 @@ def _new_rows(records: pl.DataFrame, live: pl.DataFrame) -> pl.DataFrame:
         live, on=["owner", "fingerprint"], how="anti"
     )
     return unseen.sort("owner", "source", "position", "record_id")
+
+
+def _row_root(run: _Run, leaves: bytes) -> str:
+    """The root over a run's own leaves."""
+    if run.root is not None:
+        return run.root
+    places = range(run.first * HASH_SIZE, (run.first + run.count) * HASH_SIZE, HASH_SIZE)
+    return root_of(leaves[at : at + HASH_SIZE] for at in places).hex()
 
 
 def _no_hook(_step: str) -> None:

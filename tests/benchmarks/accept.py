@@ -3,7 +3,9 @@
 Studies: `graph` runs the default size twice in a home of its own (`DATAWORTH_HOME`, default `.dataworth-accept`), and reads
 times, memory and leak rates off it. A killed study goes on where it stopped, because the graph does; its time then counts
 from the restart and the line says so. `influence-*`, `detection-*`, `removal-*` and `pays-*` (of `kinds`, `peps`, `sotu`) and `magic`
-hold values against retraining; `audit-pilot` attacks made-up people's models, `unlearning-sweep` chooses NPO's numbers; each keeps its trainings in `.dataworth-accept/studies`, so a second call computes what is missing.
+hold values against retraining; `audit-pilot` attacks made-up people's models, `audit-practice` those of a pretrained model on TOFU, LUME and ours
+(`-report`: as far as it is), `unlearning-sweep` chooses NPO's numbers, `unlearning-adapters` holds low-rank adapters against training all weights; each
+keeps its trainings in `.dataworth-accept/studies`, so a second call computes what is missing.
 """
 
 import importlib
@@ -119,17 +121,23 @@ STUDIES = {
     "magic": of("study_magic", "study"),
     "audit-pilot": of("study_audit", "study"),
     "audit-pilot-bpe": of("study_audit", "platform"),
+    "audit-practice": of("study_practice", "study"),
+    "audit-practice-report": of("study_practice", "report"),
     "audit-report": of("study_audit", "report"),
     **{f"influence-{name}": of("study_influence", "study", name) for name in ("kinds", "peps")},
     **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
     **{f"removal-{name}": of("study_planted", "removal", name) for name in ("sotu", "peps")},
     **{f"owners-{name}": of("study_owners", name) for name in ("gsm8k", "planted", "shells")},
+    "owners-planted-base": of("study_bases", "study"),
+    "owners-entropy": of("study_entropy", "study"),
     "owners-transfer": of("study_transfer", "study"),
+    "owners-transfer-sizes": of("study_sizes", "study"),
     "owners-time": of("study_eras", "study"),
     "owners-copycats": of("study_copycats", "study"),
     "owners-updates": of("study_updates", "study"),
     "owners-languages": of("study_languages", "study"),
     "unlearning-sweep": of("study_sweep", "study"),
+    "unlearning-adapters": of("study_adapters", "study"),
     **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
 }
 

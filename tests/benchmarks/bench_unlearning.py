@@ -7,8 +7,10 @@ are preferred over them, where a method wants some) against a training batch of 
 with the trainer's AdamW, and both make their batch inside the clock. A method's step and a training step follow each other, so that a busy
 neighbour disturbs both; a round is the sum over its steps, the figure the median of the rounds' ratios.
 
-What is cached of the original is made before the first step and isn't counted: a run makes it once. `kl`, `rmu`, `adaptive_rmu` and `rau` compare
-every retained row of a step with the original, which costs a forward pass that no cache saves, because every step has other rows; they are a figure of their own.
+What is cached of the original is made before the first step and isn't counted: a run makes it once. For all methods that is the pushed tokens'
+log-probabilities (`undial` logits, `adaptive_rmu` and `rau` states). `kl`, `rmu`, `adaptive_rmu` and `rau` compare every retained row with the original too: its states at
+the retained tokens of all steps, each record's once however often it stands in a row. These four are a figure of their own, and what making their states
+took is printed and noted beside it, in training steps: CPU seconds of `unlearning.methods.reference` over those of a training step, per step of the run.
 """
 
 import argparse
@@ -29,6 +31,7 @@ import figures  # noqa: E402 - after the path is set
 from bench_trainer import corpus  # noqa: E402
 
 from trainer.data import BatchPlan, TokenStore  # noqa: E402
+from trainer.mesh import Mesh  # noqa: E402
 from trainer.microbatch import take_batch  # noqa: E402
 from trainer.model import Transformer, init_parameters, num_parameters  # noqa: E402
 from trainer.objective import LanguageModelling  # noqa: E402
@@ -45,6 +48,11 @@ RECORD, SECRET = 32, 8
 """Tokens of a forgotten record, and how many of them are pushed."""
 SECOND = {"retain_kl", "retain_hidden"}
 """Needs that ask the original about retained rows."""
+
+
+def asks_of(method):
+    """Whether a method asks the original about retained rows."""
+    return bool(import_module(f"unlearning.methods.{method}").NEEDS & SECOND)
 
 
 def forgotten(count, seed):
@@ -75,8 +83,8 @@ class Side:
         return batch
 
 
-def method_side(method, store):
-    """A method on half of the rows, and enough records for the other half."""
+def method_side(method, store, steps):
+    """A method on half of the rows, and enough records for the other half; and CPU seconds of what its retain term was given beforehand."""
     needs = import_module(f"unlearning.methods.{method}").NEEDS
     plan = BatchPlan(store, 0, BatchSpec(rows=ROWS // 2, length=LENGTH))
     answers = bool(needs & {"idk", "alternates"})
@@ -85,25 +93,29 @@ def method_side(method, store):
     init_parameters(original, 0)
     objective = MethodObjective(
         plan, forgotten(2 * records, 1), original.eval(), method, settings_of(method, {}),
-        preferred=forgotten(2 * records, 2) if answers else (), forget_records=records,
+        preferred=forgotten(2 * records, 2) if answers else (), forget_records=records, steps=range(steps),
     )  # fmt: skip
-    return Side(objective)
+    start = time.process_time()
+    objective.divide(Mesh())
+    return Side(objective), time.process_time() - start
 
 
 def ratios_of(method, store, rounds, steps):
-    """Ratio of each round, after steps that count nothing."""
-    ours = method_side(method, store)
+    """Ratio of each round, after steps that count nothing; and that of what was made before, to as many training steps."""
+    taken = WARM_UP + rounds * steps
+    ours, before = method_side(method, store, taken)
     theirs = Side(LanguageModelling(BatchPlan(store, 0, BatchSpec(rows=ROWS, length=LENGTH))))
     for _ in range(WARM_UP):
         assert len(ours.go().tokens_BT) == len(theirs.go()[0]) == ROWS
-    found = []
+    found, spent = [], 0.0
     for _ in range(rounds):
         ours.spent = theirs.spent = 0.0
         for step in range(steps):
             for side in (ours, theirs) if step % 2 else (theirs, ours):
                 side.go()
         found.append(ours.spent / theirs.spent)
-    return found
+        spent += theirs.spent
+    return found, before / taken / (spent / (rounds * steps))
 
 
 def main():
@@ -114,25 +126,28 @@ def main():
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    groups = {"unlearning.step.cost": {}, "unlearning.step.cost_reference": {}}
+    groups, made = {"unlearning.step.cost": {}, "unlearning.step.cost_reference": {}}, {}
     with tempfile.TemporaryDirectory() as folder:
         corpus(Path(folder) / "tokens")
         store = TokenStore.open(Path(folder) / "tokens")
         for method in given.methods:
-            asks = import_module(f"unlearning.methods.{method}").NEEDS & SECOND
-            found = ratios_of(method, store, given.rounds, given.steps)
+            asks = asks_of(method)
+            found, before = ratios_of(method, store, given.rounds, given.steps)
+            if asks:
+                made[method] = round(before, 3)
             groups["unlearning.step.cost_reference" if asks else "unlearning.step.cost"][method] = (
                 found
             )
             low, high = min(found), max(found)
             sys.stdout.write(
-                f"{method}: {statistics.median(found):.3f} ({low:.3f} to {high:.3f})\n"
+                f"{method}: {statistics.median(found):.3f} ({low:.3f} to {high:.3f}), before: {before:.3f}\n"
             )
             sys.stdout.flush()
-    if set(given.methods) != set(METHODS):
-        return  # a look at some is no figure
     size = num_parameters(Transformer(ModelSpec()))
     for name, by_method in groups.items():
+        asking = name == "unlearning.step.cost_reference"
+        if set(by_method) != {method for method in METHODS if asks_of(method) == asking}:
+            continue  # a look at some of a group is no figure
         medians = {method: statistics.median(found) for method, found in by_method.items()}
         slowest = max(medians, key=medians.__getitem__)
         ratio = medians[slowest]
@@ -142,7 +157,8 @@ def main():
             bar="ratio <= 1.1", holds=ratio <= 1.1, n=given.rounds, seeds=[0], spread=f"{min(by_method[slowest]):.3f}..{max(by_method[slowest]):.3f}",
             packages=("torch",), command="make bench", table=dict(sorted(medians.items(), key=lambda one: one[1])),
             note=f"slowest: {slowest}; {size} parameters, {ROWS} rows of {LENGTH}, half of them forgotten records of {RECORD} tokens, {SECRET} pushed; "
-            f"{given.steps} steps a round",
+            f"{given.steps} steps a round; cached before the first step and not counted: what a method needs of the original at pushed tokens"
+            + (f", and its states at retained tokens, which took, in training steps per step: {made}" if asking else ""),
         )  # fmt: skip
 
 

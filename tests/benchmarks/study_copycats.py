@@ -132,7 +132,11 @@ def delivered(way, rows, target, coder):
     order_N = np.array([place for _, _, place in rows])
     first_N = np.ones(len(rows), bool)
     if way != "naive":
-        first_N = first_in_cluster(cluster(prints, texts).cluster_N, order_N)
+        # As in the graph, whose leaves stand in the order of commits: what comes later never leads what came before.
+        by_N = np.argsort(order_N)
+        cluster_N = np.empty_like(by_N)
+        cluster_N[by_N] = cluster([prints[i] for i in by_N], [texts[i] for i in by_N]).cluster_N
+        first_N = first_in_cluster(cluster_N, order_N)
     tokens = [coder(t) for t in texts]
     lengths = np.array([len(t) for t in tokens])
     axis_N = content_axis(np.concatenate(tokens), np.concatenate([[0], np.cumsum(lengths)]), prints, first_N)  # fmt: skip

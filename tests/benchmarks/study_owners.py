@@ -116,8 +116,8 @@ def gsm8k():
     )  # fmt: skip
 
 
-def planted():
-    """Noise, shuffled text and a copy against two clean owners."""
+def plants():
+    """(owner, text) of two clean owners, a copy, noise and shuffled text; the players' names and records; and how many copies are valued."""
     rng = np.random.default_rng(7)
     human = solutions(300, seed=1)["human"]
     clean_a, clean_b, third = human[:100], human[100:200], human[200:]
@@ -138,6 +138,12 @@ def planted():
     names = ["clean_a", "clean_b", "noise", "shuffled"]
     member_KN = by_owner(rows, names) & first_N
     copied = int((by_owner(rows, ["copy_of_a"])[0] & first_N).sum())
+    return rows, names, member_KN, copied
+
+
+def planted():
+    """Noise, shuffled text and a copy against two clean owners; V(nobody) is the untrained model."""
+    rows, names, member_KN, copied = plants()
     values_RK, half_K = valued(stored("planted", rows), member_KN)
     mean_K = values_RK.mean(axis=0)
     clean = float(mean_K[:2].mean())

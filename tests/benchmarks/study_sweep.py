@@ -2,12 +2,15 @@
 
 The graph's default home up to its released model: 100 of its 200 people are asked to be forgotten, 50 of the others are validation
 people. Nine settings (`methods.settings.GRIDS` and `RATES`), each by the graph's own recipe, on one process: 100 steps, 32 records
-a step. Both groups' records are left out of what is retained. Finished settings are kept in `.dataworth-accept/studies`, so that a
-killed study goes on. The graph's default beta is not touched: what is chosen here is a line of `accept.jsonl`.
+a step. Both groups' records are left out of what is retained. Questions tell such settings hardly apart, so they are also
+compared by what fails audits, membership and exposure, with a gold model of the validation people: the original's recipe without
+them, trained once. Finished settings, and the gold model, are kept in `.dataworth-accept/studies`, so that a
+killed study goes on. What is chosen is a line of `accept.jsonl`; the graph's defaults are set by hand.
 """
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,7 +23,19 @@ from figures import record
 from scipy.stats import binomtest
 
 from provenance import jcs, seal, write_atomic
-from unlearning.sweep import GIVEN_AWAY, RETAINED, Objective, Person, Split, grid_of, read_rows
+from unlearning.attacks.memorised import OTHERS
+from unlearning.sweep import (
+    EXPOSURE,
+    GIVEN_AWAY,
+    MEMBERSHIP,
+    RETAINED,
+    Objective,
+    Person,
+    Sign,
+    Split,
+    grid_of,
+    read_rows,
+)
 from unlearning.sweep import sweep as swept
 from unlearning.trials import original_outcome, trained_outcome
 
@@ -29,6 +44,7 @@ FOLDER = STATE / STUDY
 OWNER = "registry"
 VALIDATION = 50
 BOUND = 0.1  # nats per label above the original
+BARS = {"npo": "<= 0.04", "npo_retained": "<= 0.1", "npo_apart": "<= 0.3"}
 KEY = sha256(b"made-up people: nothing is protected by this key").digest()
 COMMON = {
     "packages": ("torch", "numpy"),
@@ -42,8 +58,18 @@ def study():
     torch.set_num_threads(1)
     site, groups, lookalikes = people()
     base = recipe(site, groups)
-    before = original_outcome(runs(base, groups["validation"]), FOLDER, lookalikes)
-    wanted = Objective(retained=before[RETAINED], bound=BOUND, floor=before[GIVEN_AWAY])
+    given = runs(base, groups["validation"])
+    before = original_outcome(given, FOLDER, lookalikes)
+    own = groups["validation"]
+    original = original_outcome(given, FOLDER, own, strangers=lookalikes)
+    gold = original_outcome(golden(site, given, own), FOLDER, own, strangers=lookalikes)
+    signs = (
+        Sign(MEMBERSHIP, gold[MEMBERSHIP], 0.5),
+        Sign(EXPOSURE, gold[EXPOSURE], math.log2(OTHERS + 1)),
+    )
+    wanted = Objective(
+        retained=before[RETAINED], bound=BOUND, floor=before[GIVEN_AWAY], signs=signs
+    )
     everybody = {
         name: frozenset(Person(OWNER, one) for one in {r.subject for r in own})
         for name, own in groups.items()
@@ -52,30 +78,38 @@ def study():
     file = FOLDER / "rows.jsonl"
     settings = grid_of("npo")
     choice = swept(
-        file, settings, lambda one: measured(one, base, groups["validation"]),
+        file, settings, lambda one: measured(one, base, own, lookalikes),
         Split(everybody["validation"], everybody["audited"]), wanted, key=KEY, common=sha256(jcs(common)).hexdigest(),
     )  # fmt: skip
     rows = read_rows(file)
-    table = [{"setting": one.name} | rows[one.name] for one in settings]
+    table = [{"setting": "original"} | original, {"setting": "gold"} | gold]
+    table += [
+        {"setting": one.name, "apart": wanted.apart(rows[one.name])} | rows[one.name]
+        for one in settings
+    ]
     print(choice.reason)  # noqa: T201
     # Positive control: a sweep on people whom the original never knew would choose nothing but the least retained loss.
-    known = {
-        name: original_outcome(runs(base, own), FOLDER, own)[GIVEN_AWAY]
-        for name, own in groups.items()
-    }
+    known = original_outcome(runs(base, groups["audited"]), FOLDER, groups["audited"])[GIVEN_AWAY]
     note = (
-        f"{choice.reason}; the original gives away {known['validation']:.2f} of {VALIDATION} validation people, {known['audited']:.2f} of "
-        f"{len(everybody['audited'])} audited and {before[GIVEN_AWAY]:.2f} of the look-alikes, and its retained loss is {before[RETAINED]:.4f}"
+        f"{choice.reason}; the original gives away {original[GIVEN_AWAY]:.2f} of {VALIDATION} validation people, {known:.2f} of "
+        f"{len(everybody['audited'])} audited and {before[GIVEN_AWAY]:.2f} of the look-alikes, and its retained loss is {before[RETAINED]:.4f}; "
+        f"membership and exposure {original[MEMBERSHIP]:.3f} and {original[EXPOSURE]:.2f} bits, under gold {gold[MEMBERSHIP]:.3f} and {gold[EXPOSURE]:.2f}"
     )
     if choice.setting is None:
-        for name in ("npo", "npo_retained"):
+        for name in ("npo", "npo_retained", "npo_apart"):
             record(
                 "accept.jsonl", f"unlearning.sweep.{name}", estimate=None, low=None, high=None, level=None, unit="share" if name == "npo" else "nats per label",
-                n=0, spread="none", bar="<= 0.04" if name == "npo" else "<= 0.1", holds=None, what=f"unlearning.sweep.{name}", note=note,
+                n=0, spread="none", bar=BARS[name], holds=None, what=f"unlearning.sweep.{name}", note=note,
                 table=table, seeds=[base.seed], **COMMON,
             )  # fmt: skip
         return
-    after = measured(choice.setting, base, groups["audited"])
+    apart = wanted.apart(rows[choice.setting.name])
+    record(
+        "accept.jsonl", "unlearning.sweep.npo_apart", estimate=apart, low=None, high=None, level=None, unit="span", n=VALIDATION,
+        spread="one run", bar=BARS["npo_apart"], holds=apart <= 0.3, what="distance of the chosen setting from gold on validation people", note=note,
+        table=table, seeds=[base.seed], **COMMON,
+    )  # fmt: skip
+    after = measured(choice.setting, base, groups["audited"], lookalikes)
     num = len(everybody["audited"])
     share, cost = after[GIVEN_AWAY], after[RETAINED] - before[RETAINED]
     interval = binomtest(round(share * num), num).proportion_ci(0.95)
@@ -160,8 +194,34 @@ def runs(base, records):
     return dataclasses.replace(base, config=dataclasses.replace(base.config, extra=extra))
 
 
-def measured(setting, base, records):
+def golden(site, given, records):
+    """A recipe whose `init` is a gold model of people: the original's own training without them, on one process."""
+    from pipelines.results import latest
+    from trainer import Excluded, Layout, load_run
+    from trainer.checkpoint import newest, verify
+    from trainer.loop import train
+    from trainer.spec import save_run
+
+    trained = load_run(
+        site.home.path / "runs" / latest(site.home.path / "results", "checkpoint")["run"]
+    )
+    folder = FOLDER / "gold"
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = "".join(f"{one}\n" for one in sorted(one.record_id for one in records)).encode()
+    write_atomic(folder / "excluded.txt", listed)
+    excluded = Excluded(file=str(folder / "excluded.txt"), digest=sha256(listed).hexdigest())
+    run = dataclasses.replace(
+        trained, run="gold", kind="gold", layout=Layout(), tokens=given.tokens, excluded=excluded
+    )
+    save_run(run, folder)
+    if code := train(run, folder):
+        sys.exit(f"the gold model's training ended with exit code {code}: start the study again")
+    found = newest(folder)
+    return dataclasses.replace(given, init=str(found), init_root=verify(found).root)
+
+
+def measured(setting, base, records, lookalikes):
     """What a setting does to a group."""
-    outcome = trained_outcome(setting, runs(base, records), FOLDER, records)
+    outcome = trained_outcome(setting, runs(base, records), FOLDER, records, strangers=lookalikes)
     print(setting.name, outcome, flush=True)  # noqa: T201
     return outcome

@@ -74,8 +74,8 @@ def material():
     return rows, pieces(texts["target"], TARGETS, rng), texts["spare"]
 
 
-def bpe(spare):
-    """Encoder of a byte-pair vocabulary learnt from texts of others; the last id ends a text."""
+def bpe(spare, vocab=VOCAB):
+    """Encoder of a byte-pair vocabulary of `vocab` ids learnt from texts of others; the last id ends a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
@@ -84,9 +84,9 @@ def bpe(spare):
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
         [t[:100_000] for t in spare],
-        trainers.BpeTrainer(vocab_size=VOCAB - 1, initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(vocab_size=vocab - 1, initial_alphabet=alphabet, show_progress=False),
     )
-    return lambda text: np.array([*made.encode(text).ids, VOCAB - 1], dtype=np.int64)
+    return lambda text: np.array([*made.encode(text).ids, vocab - 1], dtype=np.int64)
 
 
 def corpora():
@@ -129,10 +129,10 @@ def moved(small_n, large_n):
 def bootstrap(function, small_Rn, large_Rn, draws=2000):
     """95 % interval of a function of two value vectors, over owners and over each side's seeds."""
     rng, found = np.random.default_rng(11), []
-    seeds, players = small_Rn.shape
+    players = small_Rn.shape[1]
     while len(found) < draws:
         owner_n = rng.integers(players, size=players)
-        one_n, other_n = (v[rng.integers(seeds, size=seeds)].mean(0)[owner_n] for v in (small_Rn, large_Rn))  # fmt: skip
+        one_n, other_n = (v[rng.integers(len(v), size=len(v))].mean(0)[owner_n] for v in (small_Rn, large_Rn))  # fmt: skip
         # Of one owner drawn five times, or of owners that are all paid nothing, there is nothing to compare.
         if np.ptp(one_n) and np.ptp(other_n) and one_n.max() > 0 and other_n.max() > 0:
             found.append(function(one_n, other_n))
@@ -170,7 +170,10 @@ def study():
     table = {}
     for name in (*PROXIES, "large"):
         mean_n = value[name].mean(0)
-        row = {"values": dict(zip(names, mean_n.round(5).tolist(), strict=True))}
+        row = {
+            "values": dict(zip(names, mean_n.round(5).tolist(), strict=True)),
+            "by_seed": [dict(zip(names, v.tolist(), strict=True)) for v in value[name]],
+        }
         if name != "large":
             for label, function in (("rho", rho), ("moved", moved)):
                 estimate = function(mean_n, large_Rn.mean(0))

@@ -195,3 +195,8 @@ def until(holds: Callable[[], object], what: str, timeout_s: float = PATIENCE_S)
     while not holds():
         assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain: {what}"
         time.sleep(0.02)
+
+
+def data_of(home: Path, folder: str) -> dict[str, tuple[int, bytes]]:
+    """Every file below one folder of a home."""
+    return {name: data for name, data in contents(home).items() if name.startswith(f"{folder}/")}

@@ -14,9 +14,11 @@ from pipelines.site import Site, open_site
 from pipelines.steps import audit_trail, pricing, valuation
 from pipelines.steps import provenance as steps
 from pipelines.steps.ledger import open_ledger
-from provenance import parse_json
+from provenance import jcs, parse_json
 from valuation.errors import EvaluationError
-from valuation.transfer import Transfer, proxy_digest, write_transfers
+from valuation.transfer import Transfer, proxy_digest, read_transfers, write_transfers
+
+STUDIED = Path(__file__).parents[1] / "benchmarks/transfer.json"
 
 
 def opened(home: Path) -> Site:
@@ -66,6 +68,16 @@ def test_receipts_name_the_proxy_and_say_that_its_transfer_is_not_measured(
         assert "not measured" in said.out
     page = (tiny_home / "reports/latest.html").read_text()
     assert f"settings {proxy_digest(run)}; against a larger model: not measured" in page
+
+
+def test_the_studys_file_has_a_record_of_the_sizes_own_proxy(tiny_home: Path) -> None:
+    """What `make accept STUDY=owners-transfer-sizes` measured is found by the digest of the run that this very graph made; there are records of three more sizes."""
+    found = read_transfers(STUDIED)
+    (valued,) = made(opened(tiny_home), "owner_values")
+    run = parse_json((tiny_home / "runs" / valued["run"] / "run.json").read_bytes())
+    assert found[proxy_digest(run)].owners == 5
+    assert len(found) == 4
+    assert proxy_digest({**run, "steps": run["steps"] + 1}) not in found
 
 
 def test_a_measured_transfer_is_on_every_receipt(
@@ -139,3 +151,25 @@ def test_shells_of_one_legal_entity_are_paid_as_one_and_nothing_is_trained_again
     disputed = ask(home, "dispute")
     assert disputed.code == 0, disputed.out
     assert audit_trail.prices(site, prices) == []
+
+
+def test_a_home_whose_bank_was_trained_in_another_order_is_told_so(
+    ask, tiny_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """Its values are recomputed and called remade by the next run, and its coalitions are not trained again as if they were of this order."""
+    home = copied(tiny_home)
+    site = opened(home)
+    (valued,) = made(site, "owner_values")
+    assert "remade" not in valued.values
+    assert valuation.remade_bank(site) == ""
+    path = site.home.runs / valued["run"] / "run.json"
+    document = parse_json(path.read_bytes())
+    assert document["config"]["extra"].pop("order") == 2
+    path.write_bytes(jcs(document))
+    assert "ordered in the order of leaf indices, these by content (2)" in valuation.remade_bank(site)  # fmt: skip
+    said = ask(home, "dispute")
+    assert said.code == 0, said.out
+    said = ask(home, "dispute", "--retrain", "1")
+    assert said.code != 0
+    assert "not trained in the order by content (2)" in said.err + said.out
+    assert not list((home / "runs").glob("dispute-*"))

@@ -13,21 +13,22 @@ from trainer.optim import build_optimizer
 from trainer.partition import apply_layout, full
 from trainer.spec import BatchSpec, ModelSpec, OptimSpec
 from trainer.step import train_step
+from unlearning.methods.adapters import AdapterOptimizer
 from unlearning.methods.forget_retain import forgotten_records
 from unlearning.methods.objective import MethodObjective, idk_answers
 from unlearning.methods.outcome import outcome_of
 from unlearning.methods.settings import DEFAULTS
-from unlearning.methods.spread import Spread
 from unlearning.people import read_sealed
 from unlearning.probes import FileTokenizer
 
 DENSE = ModelSpec(
     vocab_size=512, num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, tied=False
 )
+DEEP = dataclasses.replace(DENSE, num_layers=4)
 MIXED = dataclasses.replace(DENSE, num_experts=4, experts_per_token=2, expert_dim=16)
 
 
-def objective_of(folder, name, spec=DENSE, rows=4, length=64, forget_records=5):
+def objective_of(folder, name, spec=DENSE, rows=4, length=64, forget_records=5, settings=None):
     """A method's objective over a study's records, and a fresh model in float64 that is not its original."""
     records, _ = read_sealed({"file": "forgotten.sealed", "key_file": "key"}, folder)
     tokenizer = FileTokenizer(folder / "tokenizer.json")
@@ -40,18 +41,22 @@ def objective_of(folder, name, spec=DENSE, rows=4, length=64, forget_records=5):
     init_parameters(original, 5)
     preferred = idk_answers(forgotten, tokenizer, length) if name in {"dpo", "altpo"} else ()
     objective = MethodObjective(
-        plan, forgotten, original.eval(), name, DEFAULTS[name], preferred=preferred, forget_records=forget_records
+        plan, forgotten, original.eval(), name, settings or DEFAULTS[name], preferred=preferred, forget_records=forget_records,
+        steps=range(4),
     )  # fmt: skip
     return objective, model
 
 
-def measure(folder, name, spec, layout, steps=2, length=63):
+def measure(folder, name, spec, layout, steps=2, length=63, settings=None, lora=None):
     """Train some steps; (loss and norm per step, {name: array}) on rank 0: first gradients, weights, λ."""
     mesh = init_mesh(layout)
-    objective, model = objective_of(folder, name, spec, rows=8, length=length)
+    objective, model = objective_of(folder, name, spec, rows=8, length=length, settings=settings)
     divide(objective, mesh)
     model = apply_layout(model, mesh)
-    optimizer = build_optimizer(model, OptimSpec(lr=1e-3, eps=1e-4), "float64")
+    optim = OptimSpec(lr=1e-3, eps=1e-4)
+    optimizer = build_optimizer(model, optim, "float64")
+    if lora is not None:
+        optimizer = AdapterOptimizer(model, lora, optim, seed=4)
     optimizer.lr = 1e-3
     numbers, grads = [], {}
     for step in range(steps):
@@ -69,9 +74,15 @@ def measure(folder, name, spec, layout, steps=2, length=63):
         )
         numbers.append((report.loss, report.grad_norm, float(report.tokens)))
         if step == 0:
-            grads = {f"grad {n}": full(p.grad).clone() for n, p in model.named_parameters()}
+            grads = {
+                f"grad {n}": full(p.grad).clone()
+                for n, p in model.named_parameters()
+                if p.requires_grad
+            }
     state = {f"weight {n}": full(p.detach()).clone() for n, p in model.named_parameters()}
     state |= {f"objective {n}": t for n, t in objective.state().items()}
+    if lora is not None:
+        state |= {n: full(p.detach()).clone() for n, p in optimizer.state().items()}
     mine = {n: tensor.numpy() for n, tensor in (grads | state).items()}
     found = {n: item for part in mesh.gather(mine) for n, item in part.items()}
     return None if mesh.rank else (np.array(numbers), found)
@@ -84,14 +95,16 @@ def measure_all(folder, cases):
 
 
 def measure_broken(folder, faults):
-    """`measure` with a part of the exchange replaced: (attribute of `Spread`, what it does instead, case)."""
+    """`measure` with a part of the exchange replaced: (class, its attribute, what it does instead, case)."""
     torch.set_num_threads(1)
     found = []
-    for name, broken, case in faults:
-        kept = vars(Spread)[name]
-        setattr(Spread, name, property(broken) if isinstance(kept, property) else broken)
+    for owner, name, broken, case in faults:
+        kept = vars(owner)[name]
+        setattr(
+            owner, name, type(kept)(broken) if isinstance(kept, property | staticmethod) else broken
+        )
         found.append(measure(folder, *case))
-        setattr(Spread, name, kept)
+        setattr(owner, name, kept)
     return found
 
 
@@ -111,17 +124,9 @@ def only_own(_, part, key, shape, dtype=torch.float64):
     return whole
 
 
-def refusals(folder, cases):
-    """What methods say to layouts that they refuse; None for those that they don't."""
-    said = []
-    for name, spec, layout in cases:
-        try:
-            measure(folder, name, spec, layout)
-        except ValueError as error:
-            said.append(str(error))
-        else:
-            said.append(None)
-    return said
+def kept_there(_, *grads):
+    """What a layer's own loss adds to a gradient, if it isn't passed on."""
+    return grads[0], None
 
 
 def utility(folder, name, spec, arrays):

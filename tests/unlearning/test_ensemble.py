@@ -10,8 +10,16 @@ from torch.nn import functional
 from trainer.generate import generate
 from trainer.model import Transformer, init_parameters
 from trainer.spec import ModelSpec
+from unlearning.attacks.quantising import rounded
 from unlearning.decoding import Prefix
-from unlearning.ensemble import FILE, Constituent, Ensemble, read_ensemble, write_ensemble
+from unlearning.ensemble import (
+    FILE,
+    Constituent,
+    Ensemble,
+    members,
+    read_ensemble,
+    write_ensemble,
+)
 from unlearning.errors import PlanError
 from unlearning.probes import Probe
 from unlearning.scoring import score_probes
@@ -74,6 +82,35 @@ def test_training_the_mean_moves_every_constituent(models):
     functional.nll_loss(ensemble(tokens_BT[:, :-1]).flatten(0, 1), tokens_BT[0, 1:]).backward()
     for part in ensemble.parts:
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in part.parameters())
+
+
+def test_rounding_an_ensemble_rounds_every_constituent(models):
+    """It answers with (p_1 + p_2) / 2 of the models rounded alone, in float64 against softmax written out; the ensemble itself keeps its weights."""
+    first, second = (copy.deepcopy(model).double() for model in models[:2])
+    tokens_BT = torch.tensor([[3, 1, 4, 1, 5]])
+    ensemble = Ensemble([first, second]).eval()
+    before = ensemble(tokens_BT)
+    for bits in (3, 8):
+        mean = 0
+        for model in (first, second):
+            alone = copy.deepcopy(model)
+            levels = 2 ** (bits - 1) - 1
+            for name, weight in alone.named_parameters():
+                if weight.dim() == 2 and "embed" not in name:
+                    step_O1 = weight.detach().abs().max(1, keepdim=True).values / levels
+                    weight.data = step_O1 * torch.round(weight.detach() / step_O1)
+            exp_BTV = alone(tokens_BT).exp()
+            mean = mean + exp_BTV / exp_BTV.sum(-1, keepdim=True) / 2
+        found = rounded(ensemble, bits)(tokens_BT).exp()
+        assert torch.allclose(found, mean, atol=1e-12)
+        assert (found - before.exp()).abs().max() > 1e-6
+    assert torch.equal(ensemble(tokens_BT), before)
+
+
+def test_members_are_the_constituents_or_the_model(models):
+    """What is done to each weight of a model is done to each constituent."""
+    assert members(models[0]) == [models[0]]
+    assert members(Ensemble(models)) == models
 
 
 def test_an_ensemble_is_named_by_its_constituents(tmp_path):

@@ -161,10 +161,10 @@ def test_the_other_entries_take_adapters_too(records_only, tmp_path, entry, extr
 
 
 def test_what_adapters_cannot_do_is_refused_by_name(records_only, tmp_path):
-    """Several processes, experts, Muon, an edit, a rank above a matrix, and settings that make no sense."""
+    """A matrix cut twice, experts, Muon, an edit, a rank above a matrix, and settings that make no sense."""
     run = lora_run(records_only, tmp_path)
-    with pytest.raises(SpecError, match="expected a layout of 1, got dp_replicate=2"):
-        demand_possible(dataclasses.replace(run, layout=Layout(dp_replicate=2)))
+    with pytest.raises(SpecError, match=r"cut once: expected tp or .* of 1, got dp_shard=2 tp=2"):
+        demand_possible(dataclasses.replace(run, layout=Layout(dp_shard=2, tp=2)))
     config = dataclasses.replace(run.config, optim=dataclasses.replace(OPTIM, name="muon"))
     with pytest.raises(PlanError, match="expected the optimiser adamw"):
         demand_possible(dataclasses.replace(run, config=config))

@@ -13,8 +13,7 @@ from trainer.optim import build_optimizer
 from trainer.spec import BatchSpec, OptimSpec
 from trainer.step import train_step
 from unlearning.errors import PlanError
-from unlearning.methods import METHODS
-from unlearning.methods.edits import EDITS
+from unlearning.methods import EDITS, METHODS
 from unlearning.methods.forget_retain import forgotten_records
 from unlearning.methods.objective import MethodObjective
 from unlearning.methods.rmu import direction

@@ -10,7 +10,7 @@ from forgetting_runs import objective_of
 
 from trainer.checkpoint import load_model, newest, verify
 from unlearning.errors import PlanError
-from unlearning.methods import edits, objective
+from unlearning.methods import EDITS, edits, objective
 from unlearning.methods.coreset import BUCKETS, core_records, sketched_gradients
 from unlearning.methods.edits import secret_loss, take_newton_step, walk_away
 from unlearning.methods.outcome import outcome_of
@@ -45,7 +45,7 @@ def test_the_secret_loss_is_the_sum_over_records(trained):
     assert whole == pytest.approx(single, rel=1e-4)
 
 
-@pytest.mark.parametrize("method", edits.EDITS)
+@pytest.mark.parametrize("method", EDITS)
 def test_an_edit_makes_secrets_less_likely(trained, method):
     """With the defaults: the secrets lose, nothing is infinite; more damping, or a smaller scale, moves less."""
     model, secrets, plan, before = trained
@@ -64,7 +64,7 @@ def test_an_edit_makes_secrets_less_likely(trained, method):
     assert abs(moved[1]) < abs(moved[0])
 
 
-@pytest.mark.parametrize("method", edits.EDITS)
+@pytest.mark.parametrize("method", EDITS)
 def test_an_edit_is_a_run_that_resumes(study, trained, tmp_path, method):
     """An ordinary checkpoint after the repair; started again with a step to do, it ends with the same root."""
     _, secrets, plan, before = trained

@@ -1,5 +1,6 @@
 """Every method on every layout: loss, gradients, weights and λ of one process, to 1e-10 in float64, by real processes."""
 
+import dataclasses
 import functools
 import math
 
@@ -7,28 +8,32 @@ import numpy as np
 import pytest
 import torch
 from forgetting_runs import (
+    DEEP,
     DENSE,
     MIXED,
+    kept_there,
     measure,
     measure_all,
     measure_broken,
     nobody,
     objective_of,
     only_own,
-    refusals,
     unchanged,
     utility,
 )
 from trainer_processes import run_processes
 
+from trainer import states
 from trainer.layout import Layout
 from trainer.mesh import Mesh
 from trainer.objective import divide
-from unlearning.methods import METHODS, spread
+from unlearning.methods import METHODS
+from unlearning.methods.settings import DEFAULTS, Lora
+from unlearning.methods.spread import Spread
 
 EXACT = 1e-10
 PIPE = {"pp": 2, "microbatches": 4}
-INNER = {"rmu", "adaptive_rmu", "rau"}
+INNER = ("adaptive_rmu", "rau", "rmu")
 PAIRS = {
     "copies": (DENSE, Layout(dp_replicate=2)),
     "slices": (DENSE, Layout(dp_shard=2)),
@@ -49,13 +54,12 @@ FOURS = {
 
 
 def cases_of(layouts, *, everything=False):
-    """(layout's name, method) of all that is allowed, or of enough of them."""
+    """(layout's name, method) of all, or of enough of them."""
     return [
         (name, method)
-        for name, (_, layout) in layouts.items()
+        for name in layouts
         for method in METHODS
-        if (layout.pp == 1 or method not in INNER)
-        and (everything or name not in ROWS_ONLY or method in SOME)
+        if everything or name not in ROWS_ONLY or method in SOME
     ]
 
 
@@ -64,7 +68,15 @@ def alone(records_only):
     """What one process computes, by method and model."""
     torch.set_num_threads(1)
     return functools.lru_cache(
-        lambda method, spec: measure(records_only.folder, method, spec, Layout())
+        lambda method, spec, settings=None, lora=None: measure(
+            records_only.folder,
+            method,
+            spec,
+            Layout(),
+            2 if lora is None else 3,
+            settings=settings,
+            lora=lora,
+        )
     )
 
 
@@ -122,25 +134,44 @@ def test_every_method_where_axes_meet(records_only, alone, tmp_path, name):
 
 
 def test_the_comparison_finds_a_missing_exchange(records_only, alone, tmp_path):
-    """Negative controls: a loss said twice, a sum of a cut vocabulary not added up, positions not put together each differ by far more."""
+    """Negative controls: a loss said twice, sums or positions not put together, a layer's gradient not passed on differ by far more."""
     faults = [
-        ("said_once", unchanged, ("npo", *PAIRS["positions"])),
-        ("group", nobody, ("kl", *PAIRS["vocabulary"])),
-        ("_whole", only_own, ("undial", *PAIRS["vocabulary"])),
+        (Spread, "said_once", unchanged, ("npo", *PAIRS["positions"])),
+        (Spread, "group", nobody, ("kl", *PAIRS["vocabulary"])),
+        (Spread, "_whole", only_own, ("undial", *PAIRS["vocabulary"])),
+        (states._Beside, "backward", kept_there, ("rmu", *PAIRS["stages"])),
     ]
     found, _ = run_processes(2, tmp_path / "group", measure_broken, records_only.folder, faults)
-    for got, (_, _, (method, spec, _)) in zip(found, faults, strict=True):
+    for got, (*_, (method, spec, _)) in zip(found, faults, strict=True):
         assert difference(got, alone(method, spec)) > 1e-4
 
 
-def test_hidden_states_in_a_pipeline_are_refused_by_name(records_only, tmp_path):
-    """Methods of inner layers say why a pipeline can't run them, and what to use, on every process."""
-    cases = [(method, DENSE, Layout(**PIPE)) for method in sorted(INNER)]
-    for said in run_processes(2, tmp_path / "group", refusals, records_only.folder, cases):
-        for method, text in zip(sorted(INNER), said, strict=True):
-            assert method in text
-            assert "last stage" in text
-            assert "use dp_replicate, dp_shard, sp, tp or ep" in text
+def test_states_of_inner_layers_under_every_schedule(records_only, alone, tmp_path):
+    """Losses of the embedding's, inner and the last block's states, on stages of two processes, are those of one process."""
+    settings = {name: dataclasses.replace(DEFAULTS[name], layers=(0, 1, -2, -1)) for name in INNER}
+    calls = [
+        (name, DEEP, Layout(pp=2, microbatches=4, schedule=schedule), 2, 63, settings[name])
+        for schedule, name in zip(("gpipe", "interleaved", "zero-bubble", "zbv"), (*INNER, "rau"), strict=True)
+    ]  # fmt: skip
+    found, _ = run_processes(2, tmp_path / "group", measure_all, records_only.folder, calls)
+    for got, (name, *_) in zip(found, calls, strict=True):
+        assert difference(got, alone(name, DEEP, settings[name])) < EXACT, name
+
+
+def test_adapters_on_every_layout(records_only, alone, tmp_path):
+    """Rank 2 on all matrices: gradients, merged weights, A, B and their moments of two processes are one process's; six layouts, kl and rmu."""
+    lora = Lora(rank=2, alpha=6.0)
+    layouts = [layout for name, (_, layout) in PAIRS.items() if name != "experts"]
+    layouts += [Layout(pp=2, microbatches=4, schedule="zbv")]
+    calls = [
+        (method, DEEP, layout, 3, 63, None, lora)
+        for layout, method in zip(layouts, ("kl", "rmu", "npo", "kl", "rmu", "npo"), strict=True)
+    ]
+    found, _ = run_processes(2, tmp_path / "group", measure_all, records_only.folder, calls)
+    for got, (method, *_) in zip(found, calls, strict=True):
+        want = alone(method, DEEP, None, lora)
+        assert any(name.endswith("lora_b") and array.any() for name, array in want[1].items())
+        assert difference(got, want) < EXACT, method
 
 
 def test_an_objective_that_cannot_be_divided_is_refused():
@@ -159,7 +190,7 @@ def test_a_record_and_its_answer_share_a_microbatch(records_only):
     """In a pipeline's batch every piece has whole records, both texts of a pair, and as many rows as any other."""
     objective, _ = objective_of(records_only.folder, "dpo", rows=8, forget_records=7)
     whole = objective.batch(1, 0, 1)
-    objective._spread = spread.Spread(Mesh(layout=Layout(**PIPE)))
+    objective._spread = Spread(Mesh(layout=Layout(**PIPE)))
     batch = objective.batch(1, 0, 1)
     assert (batch.pieces, batch.num_retained_rows) == (4, 2)
     assert batch.chosen == whole.chosen

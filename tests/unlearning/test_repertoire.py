@@ -14,9 +14,10 @@ from unlearning.attacks.fine_tune import attacked, drawn_batches, fine_tune
 from unlearning.attacks.quantising import nearest, rounded
 from unlearning.attacks.restoring import restoring
 from unlearning.attacks.shots import shots
+from unlearning.ensemble import Ensemble
 from unlearning.errors import PlanError
 from unlearning.material import prepare
-from unlearning.measuring import secondary_measurements
+from unlearning.measuring import TRAINING, secondary_measurements
 from unlearning.people import read_records, read_sealed
 from unlearning.plan import AttackPlan, AuditPlan
 from unlearning.probes import FileTokenizer
@@ -258,3 +259,22 @@ def test_a_repertoire_without_sense_is_refused(changes):
     """Unknown attacks, budgets out of order and rates that are none are a PlanError."""
     with pytest.raises(PlanError, match="expected"):
         Repertoire(**changes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_secondary_attack_asks_an_ensemble(study, material, original, name):
+    """The mean of twice the same model gives what the model gives, for every attack; a new start for those that train."""
+    attack = dict(secondary_measurements(CHEAP))[name]
+
+    def double():
+        return Ensemble([load_model(study.models["original"], study.model_spec()) for _ in range(2)]).eval()  # fmt: skip
+
+    trains = name in TRAINING
+    found = attack(double if trains else double(), material)
+    alone = attack((lambda: load_model(study.models["original"], study.model_spec())) if trains else original, material)  # fmt: skip
+    assert [(m.subject, m.probe, m.attack, m.score) for m in found] == [(m.subject, m.probe, m.attack, m.score) for m in alone]  # fmt: skip
+    # Training moves both halves by half a gradient each, which Adam makes the step of the whole one, up to its epsilon.
+    tolerance = 0.05 if trains else 1e-3
+    values = np.array([[m.value for m in some] for some in (found, alone)])
+    assert np.isfinite(values).all()
+    assert (np.abs(values[0] - values[1]) > tolerance * (1 + np.abs(values[1]))).mean() < 0.02

@@ -11,19 +11,20 @@ from hypothesis import strategies as st
 from trainer.checkpoint import load_model, verify
 from unlearning.errors import PlanError, RowsError
 from unlearning.methods.settings import GRIDS, RATES
-from unlearning.people import read_sealed
+from unlearning.people import read_records, read_sealed
 from unlearning.probes import FileTokenizer
 from unlearning.sweep import (
     Objective,
     Person,
     Setting,
+    Sign,
     Split,
     choose,
     grid_of,
     read_rows,
     sweep,
 )
-from unlearning.trials import share_given_away, trained_outcome
+from unlearning.trials import original_outcome, share_given_away, signs_of, trained_outcome
 
 KEY = bytes(range(32))
 SPLIT = Split(frozenset({Person("a", "one"), Person("a", "two")}), frozenset({Person("b", "one")}))
@@ -90,6 +91,50 @@ def test_no_admissible_setting_is_better_than_the_chosen(pairs):
     )
     expected = GRID[ranked[0][2]] if ranked else None
     assert choose(GRID, rows, WANTED).setting == expected
+
+
+SIGNS = (Sign("membership", 0.55, 0.5), Sign("exposure", 1.5, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("signs", "best"),
+    [
+        # The second is nearest to gold in the larger of both distances, though the first is nearer in membership.
+        (((0.55, 5.0), (0.65, 1.5), (0.95, 1.5), (0.15, 1.5)), 1),
+        # Far below gold is as far as far above it.
+        (((1.0, 1.5), (0.1, 1.5), (0.7, 1.5), (0.99, 4.0)), 2),
+        # 0.04 and 0.09 of a span are one step: the lesser retained loss (the fourth's) decides.
+        (((0.57, 1.5), (0.55, 1.5), (0.595, 1.95), (0.55, 1.95)), 3),
+        # What isn't a number is as far as can be.
+        (((math.nan, 1.5), (math.inf, 1.5), (0.55, math.nan), (1.0, 5.0)), 3),
+    ],
+)
+def test_signs_decide_before_the_retained_loss(signs, best):
+    """By hand: of settings that give nobody away, the one nearest to gold in whole steps, then the least loss; a leak comes first."""
+    losses = (2.03, 2.02, 2.01, 2.0)
+    rows = {
+        one.name: {"given_away": 0.0, "retained": loss, "membership": auc, "exposure": bits}
+        for one, loss, (auc, bits) in zip(GRID, losses, signs, strict=True)
+    }
+    wanted = dataclasses.replace(WANTED, signs=SIGNS)
+    assert choose(GRID, rows, WANTED).setting == GRID[3]
+    assert choose(GRID, rows, wanted).setting == GRID[best]
+    assert "of a span from gold" in choose(GRID, rows, wanted).reason
+    rows[GRID[best].name]["given_away"] = 0.5
+    assert choose(GRID, rows, wanted).setting != GRID[best]
+
+
+def test_signs_without_numbers_are_refused():
+    """A sign that no row has, a span of nothing, a gold that isn't a number, a resolution of 0: each is named."""
+    wanted = dataclasses.replace(WANTED, signs=SIGNS)
+    rows = {one.name: {"given_away": 0.0, "retained": 2.0, "membership": 0.5} for one in GRID}
+    with pytest.raises(RowsError, match="'exposure' of every setting"):
+        choose(GRID, rows, wanted)
+    for wrong in ((math.nan, 0.5), (0.5, 0.0), (0.5, math.inf)):
+        with pytest.raises(PlanError, match="membership: expected gold's value finite"):
+            Sign("membership", *wrong)
+    with pytest.raises(PlanError, match="resolution above 0"):
+        dataclasses.replace(WANTED, resolution=0.0)
 
 
 def test_none_admissible_is_said(tmp_path):
@@ -219,12 +264,25 @@ def test_a_real_sweep_through_the_trainer(study, tmp_path):
     tokenizer = FileTokenizer(study.folder / "tokenizer.json")
     before = load_model(original, study.model_spec()).eval()
     assert share_given_away(before, records, tokenizer, 64) >= 0.9
+    strangers = read_records(study.folder / "lookalikes.jsonl")
+    gold = load_model(study.models["gold"], study.model_spec()).eval()
+    signs, golden = (signs_of(m, records, strangers, tokenizer, 64) for m in (before, gold))
+    assert signs["membership"] >= 0.95
+    assert golden["membership"] <= 0.85
+    assert signs["exposure"] >= 4.5
+    assert golden["exposure"] <= 2.5
+    assert original_outcome(run, tmp_path, records, strangers=strangers).items() >= signs.items()
     split = Split(
         frozenset(Person("registry", one.subject) for one in records),
         frozenset({Person("registry", "somebody else")}),
     )
     measured = trained_outcome(settings[0], run, tmp_path, records)
-    assert measured == trained_outcome(settings[0], run, tmp_path, records)
+    again = trained_outcome(
+        settings[0], run, tmp_path, records, strangers=strangers, further=lambda model: {"layers": model.spec.num_layers}
+    )  # fmt: skip
+    assert again.items() >= measured.items()
+    assert set(again) - set(measured) == {"membership", "exposure", "layers"}
+    assert again["membership"] >= 0.95
     wanted = Objective(retained=measured["retained"], bound=1.0)
     choice = sweep(
         tmp_path / "rows.jsonl", settings, lambda one: trained_outcome(one, run, tmp_path, records), split, wanted, key=key, common="c"

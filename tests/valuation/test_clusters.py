@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import valuation
 from valuation import ClusterError, cluster, minhash, shingle_hashes, token_hashes
-from valuation.clusters import EXACT, NEAR, SINGLE, band_shape
+from valuation.clusters import EXACT, NEAR, SINGLE, band_shape, duplicate_mass
 
 ROOT = Path(valuation.__file__).parents[1]
 WORDS = [f"word{i:04d}" for i in range(5000)]
@@ -320,3 +320,25 @@ def test_texts_that_do_not_match_the_fingerprints_are_refused(num_texts):
     texts = ["a b c", "d e f", "g h i"][:num_texts]
     with pytest.raises(ClusterError, match="expected 2, one per fingerprint"):
         cluster(prints(["a b c", "d e f"]), texts)
+
+
+def test_the_mass_of_copies_is_a_share_of_tokens_per_owner():
+    """By hand: of owner 0's ten tokens six stand in an exact copy, of owner 1's four all in a near one, owner 2 has nothing."""
+    kind_N, tokens_N, owner_N = (
+        np.array([0, 1, 2, 0]),
+        np.array([4, 6, 4, 0]),
+        np.array([0, 0, 1, 2]),
+    )
+    mass = duplicate_mass(kind_N, tokens_N, owner_N, 3)
+    assert mass.tolist() == [[0.6, 0.0], [0.0, 1.0], [0.0, 0.0]]
+    with pytest.raises(ClusterError, match="got 3, 4 and 4"):
+        duplicate_mass(kind_N[:3], tokens_N, owner_N, 3)
+
+
+def test_a_copied_owner_has_mass_and_the_first_has_none():
+    """From texts: who delivered first keeps 0, a verbatim copy counts as exact and a touched up one as near."""
+    text = " ".join(f"word{i}" for i in range(80))
+    texts = [text, text, text + " end", "something else altogether, which nobody said before"]
+    found = cluster([bytes([i]) * 32 for i in (1, 1, 2, 3)], texts, seed=0)
+    mass = duplicate_mass(found.kind_N, np.full(4, 10), np.arange(4), 4)
+    assert mass.tolist() == [[0, 0], [1, 0], [0, 1], [0, 0]]

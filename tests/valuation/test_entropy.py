@@ -205,18 +205,25 @@ def test_a_copy_in_the_other_fold_would_leak_and_clusters_stop_it():
     assert kept[:200].mean() > 8
 
 
-def test_counting_and_sorting_find_the_same_counts(monkeypatch):
-    """With a counter per key and without: equal keys and counts, also for codes far from zero and for nothing."""
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
+def test_counts_are_those_of_a_dictionary(dtype):
+    """Keys rise and counts are right, for codes whose keys need 32 bits, 33 bits or more, and for nothing."""
     generator = np.random.default_rng(2)
-    for length, code in ((0, 0), (1, 5), (300, 0), (300, 1 << 40)):
-        ids = generator.integers(0, 50, size=length)
-        arguments = (ids, np.array([length // 2, length - length // 2]), np.array([code, code + 1]))
-        found = []
-        for slots in (0, 1000):
-            monkeypatch.setattr(entropy, "DENSE_SLOTS", slots)
-            found.append(entropy.token_counts(*arguments, 50))
-        for sorted_, counted in zip(*found, strict=True):
-            assert sorted_.tolist() == counted.tolist()
+    for length, code in (
+        (0, 0),
+        (1, 5),
+        (300, 0),
+        (300, (1 << 32) // 50 - 2),
+        (300, (1 << 32) // 50),
+        (300, 1 << 40),
+    ):
+        ids = generator.integers(0, 50, size=length).astype(dtype)
+        lengths = np.array([length // 2, length - length // 2])
+        keys, counts = entropy.token_counts(ids, lengths, np.array([code, code + 1]), 50)
+        owner = [code] * int(lengths[0]) + [code + 1] * int(lengths[1])
+        expected = Counter(o * 50 + t for o, t in zip(owner, ids.tolist(), strict=True))
+        assert dict(zip(keys.tolist(), counts.tolist(), strict=True)) == expected
+        assert keys.tolist() == sorted(expected)
 
 
 # --- bytes and refusals ----------------------------------------------------------------------

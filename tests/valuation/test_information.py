@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from valuation import (
     TokensError,
     bigram_surprisal,
     empirical_entropy,
+    entropy,
     information,
     measure_information,
 )
@@ -126,14 +131,102 @@ def test_byte_counts_of_another_length_are_refused():
         measure_information(**(data | {"bytes_N": data["bytes_N"][:4]}))
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 500])
-def test_chunks_of_any_size_give_the_same_numbers(chunk_tokens, monkeypatch):
-    """Larger than memory: small chunks and one for all agree to the last bit, on a float16 array."""
-    data = corpus()
-    bits_T = bigram_surprisal(data["tokens_T"], data["offsets_N1"], data["fold_N"], 50)
-    whole = measure_information(**data, bits_T=bits_T.astype(np.float16))
-    monkeypatch.setattr(information, "CHUNK_TOKENS", chunk_tokens)
-    parts = measure_information(**data, bits_T=bits_T.astype(np.float16))
-    for one, other in zip(whole, parts, strict=True):
+def by_definition(data, bits_T):
+    """What the module's docstring says, one record after the other; sums run in order of tokens."""
+    offsets, vocab = data["offsets_N1"], data["vocab_size"]
+
+    def entropy(tokens):
+        counts = np.bincount(tokens, minlength=vocab)
+        counts = counts[counts > 0]
+        total = 0.0
+        for term in (counts * np.log2(counts)).tolist():
+            total += term
+        size = max(len(tokens), 1)
+        return max(np.log2(float(size)) - total / size, 0.0) + max(len(counts) - 1, 0) / (
+            2.0 * size * np.log(2)
+        )
+
+    spans = [slice(a, b) for a, b in pairwise(offsets.tolist())]
+    tokens_T, float_T = data["tokens_T"].astype(np.int64), bits_T.astype(np.float64)
+    sums = [sum(float_T[span].tolist()) for span in spans]
+    errors = []
+    for span, total in zip(spans, sums, strict=True):
+        size = span.stop - span.start
+        spread = (
+            sum(((x - total / size) ** 2 for x in float_T[span].tolist()), 0.0) if size else 0.0
+        )
+        errors.append(np.sqrt(size / (size - 1) * spread) / size if size > 1 else np.nan)
+    owners = [
+        np.concatenate(
+            [[], *(tokens_T[s] for s, o in zip(spans, data["owner_N"], strict=True) if o == owner)]
+        )
+        for owner in range(data["num_owners"])
+    ]
+    return {
+        "records": [entropy(tokens_T[span]) for span in spans],
+        "rates": np.array(sums) / np.maximum(np.diff(offsets), 1),
+        "errors": errors,
+        "owners": [entropy(tokens.astype(np.int64)) for tokens in owners],
+    }
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 10_000), st.integers(1, 400), st.integers(1, 3), st.sampled_from([0, 1 << 24]), st.sampled_from([0, 32]), st.sampled_from([np.uint16, np.uint32, np.int64]),
+)  # fmt: skip
+def test_any_chunks_threads_and_counters_give_the_numbers_of_the_definition_to_the_bit(
+    seed, chunk_tokens, threads, counters, dense, dtype
+):
+    """Larger than memory: cuts, threads, kinds of counters and of integers change nothing, and nothing differs from the plain loop."""
+    data = corpus(num_records=40, seed=seed)
+    bits_T = bigram_surprisal(data["tokens_T"], data["offsets_N1"], data["fold_N"], 50).astype(
+        np.float16
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(information, "CHUNK_TOKENS", chunk_tokens)
+        patch.setattr(information, "DENSE_COUNTERS", counters)
+        patch.setattr(entropy, "DENSE_COUNTERS", dense)
+        given_T = data["tokens_T"].astype(dtype)
+        records, owners = measure_information(
+            **data | {"tokens_T": given_T}, bits_T=bits_T, threads=threads
+        )
+    expected = by_definition(data, bits_T)
+    np.testing.assert_array_equal(records.entropy_bits_per_token_N, expected["records"])
+    np.testing.assert_array_equal(records.surprisal_bits_per_token_N, expected["rates"])
+    np.testing.assert_array_equal(records.surprisal_se_N, expected["errors"])
+    np.testing.assert_array_equal(owners.entropy_bits_per_token_N, expected["owners"])
+    whole = measure_information(**data, bits_T=bits_T)
+    for one, other in zip(whole, (records, owners), strict=True):
         for name in one.__slots__:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+
+
+def test_the_definition_can_tell(monkeypatch):
+    """Negative control: with owners' counts added one short, the equality goes red."""
+    data = corpus(num_records=40)
+    bits_T = bigram_surprisal(data["tokens_T"], data["offsets_N1"], data["fold_N"], 50)
+    add = information._OwnerCounts.add
+
+    def less(self, ids, lengths, codes):
+        add(
+            self,
+            ids[:-1],
+            lengths - (np.arange(len(lengths)) == np.flatnonzero(lengths)[-1]),
+            codes,
+        )
+
+    monkeypatch.setattr(information._OwnerCounts, "add", less)
+    _, owners = measure_information(**data, bits_T=bits_T.astype(np.float16))
+    assert (owners.entropy_bits_per_token_N != by_definition(data, bits_T)["owners"]).any()
+
+
+def test_ids_of_another_vocabulary_and_no_threads_are_refused():
+    """Found in whatever chunk they are, by whatever thread."""
+    data = corpus()
+    bits_T = bigram_surprisal(data["tokens_T"], data["offsets_N1"], data["fold_N"], 50)
+    broken = data["tokens_T"].copy()
+    broken[-1] = 50
+    with pytest.raises(TokensError, match=r"ids in 0 .. 49"):
+        measure_information(**data | {"tokens_T": broken}, bits_T=bits_T, threads=2)
+    with pytest.raises(TokensError, match="at least 1, got 0"):
+        measure_information(**data, bits_T=bits_T, threads=0)

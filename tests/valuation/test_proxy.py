@@ -30,10 +30,10 @@ from trainer.spec import (
     save_run,
     with_extra,
 )
-from valuation.bank import ProxyPlan, bank_file, bank_key, load_utilities, read_bank
+from valuation.bank import ORDER, ProxyPlan, bank_file, bank_key, load_utilities, read_bank
 from valuation.errors import ProxyError, UtilityError
 from valuation.proxy import retrain
-from valuation.retraining import shared_order, training_rows
+from valuation.retraining import contents, shared_order, training_rows
 from valuation.shapley import exact_shapley
 
 VOCAB = 31
@@ -73,7 +73,7 @@ def make_run(directory, *, steps=100, model=MODEL, count=80, groups=None, **extr
         {"id": "people", "owners": ["registry"]},
     ]
     (directory / "groups.json").write_bytes(jcs({"groups": groups}))
-    settings = {"groups": "groups.json", "target": "target", "target_digest": target} | extra
+    settings = {"groups": "groups.json", "target": "target", "target_digest": target, "order": ORDER} | extra  # fmt: skip
     run = RunSpec(
         run="proxy-test",
         kind="proxy",
@@ -108,13 +108,16 @@ def start(directory, **environment):
     )  # fmt: skip
 
 
-def test_the_full_set_trains_in_the_trainers_own_order(tmp_path):
-    """Rows of all records are those of `trainer.data.BatchPlan`, step by step."""
+def test_the_full_set_is_packed_as_the_trainer_packs_it(tmp_path):
+    """In one order, rows of all records are those of `trainer.data.BatchPlan`, step by step."""
     write_corpus(tmp_path, 40, seed=3)
     store = TokenStore.open(tmp_path)
-    order_N = shared_order(store.live_N, 9, 0)
-    rows = training_rows(store, order_N, 10**9, BATCH.rows, BATCH.length)
     plan = BatchPlan(store, 9, BATCH)
+    # The trainer's order: one word per leaf index under the same kind of key.
+    key = hashlib.sha256(b"dataworth-order-1|9|0").digest()
+    words = np.random.Philox(key=int.from_bytes(key[:16], "big")).random_raw(len(store.live_N))
+    order_N = store.live_N[np.argsort(words, kind="stable")]
+    rows = training_rows(store, order_N, 10**9, BATCH.rows, BATCH.length)
     assert rows.steps == -(-int(store.lengths_N.sum()) // (BATCH.rows * BATCH.length))
     for step in range(rows.steps - 1):
         got, want = rows.batch(step), plan.batch(step)
@@ -132,7 +135,8 @@ def test_a_coalitions_stream_is_its_documents_in_shared_order(tmp_path):
     write_corpus(tmp_path, 40, seed=3)
     store = TokenStore.open(tmp_path)
     code = store.owners.index("ben")
-    order_N = [int(i) for i in shared_order(store.live_N, 9, 0) if store.owner_codes_N[i] == code]
+    whole_N = shared_order(contents(store), store.live_N, 9, 0)
+    order_N = [int(i) for i in whole_N if store.owner_codes_N[i] == code]
     rows = training_rows(store, np.array(order_N), 10**9, BATCH.rows, BATCH.length).rows
     used = rows.documents_BT >= 0
     want = np.concatenate([store.tokens(i) for i in order_N])

@@ -19,7 +19,7 @@ from trainer.spec import (
     with_extra,
 )
 from valuation import proxy
-from valuation.bank import bank_file, load_utilities, read_bank
+from valuation.bank import ORDER, bank_file, load_utilities, read_bank
 from valuation.errors import UtilityError
 from valuation.proxy import retrain
 
@@ -46,7 +46,7 @@ def prepared(directory, *others, target="target"):
     digests = {name: tokens(directory / name, count, seed=count, step=step) for name, count, step in (("target", 9, 3), ("second", 5, 2), ("third", 7, 5))}  # fmt: skip
     groups = [{"id": name, "owners": [name]} for name in "ab"]
     (directory / "run/groups.json").write_bytes(jcs({"groups": groups}))
-    extra = {"groups": "groups.json", "target": f"../{target}", "target_digest": digests[target]}
+    extra = {"groups": "groups.json", "target": f"../{target}", "target_digest": digests[target], "order": ORDER}  # fmt: skip
     if others:
         extra["others"] = [[f"../{name}", digests[name]] for name in others]
     run = RunSpec(

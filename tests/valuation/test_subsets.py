@@ -18,7 +18,7 @@ from trainer.data import IGNORE, TokenStore, write_tokens
 from trainer.errors import DataError
 from trainer.generate import evaluate
 from trainer.spec import BatchSpec, ModelSpec, OptimSpec, RunConfig, RunSpec, no_versions, save_run
-from valuation.bank import load_utilities
+from valuation.bank import ORDER, load_utilities
 from valuation.errors import ProxyError
 from valuation.proxy import retrain
 from valuation.subsets import Setting, fit_subset, random_subsets, retrain_subsets
@@ -62,7 +62,7 @@ def test_a_subset_trains_as_the_coalition_of_the_same_records_does(setting, tmp_
     run_folder.mkdir()
     groups = [{"id": name, "owners": [name]} for name in ("ada", "ben")]
     (run_folder / "groups.json").write_bytes(jcs({"groups": groups}))
-    extra = {"groups": "groups.json", "target": str(setting.target), "epochs": 2}
+    extra = {"groups": "groups.json", "target": str(setting.target), "epochs": 2, "order": ORDER}
     config = RunConfig(model=MODEL, optim=setting.optim, batch=setting.batch, extra=extra)
     run = RunSpec(
         run="same", kind="proxy", entry="valuation.proxy:retrain", seed=5, tokens=str(setting.train), steps=1000,

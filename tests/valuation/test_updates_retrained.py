@@ -9,7 +9,7 @@ from provenance.canonical import jcs
 from trainer.data import write_tokens
 from trainer.spec import BatchSpec, ModelSpec, OptimSpec, RunConfig, RunSpec, no_versions, save_run
 from valuation import exact_shapley
-from valuation.bank import load_utilities
+from valuation.bank import ORDER, load_utilities
 from valuation.proxy import retrain
 from valuation.updates import after_delivery, update_values
 
@@ -43,7 +43,7 @@ def bank(directory, lots):
     first, second = (tokens(directory / name, kinds, seed) for name, kinds, seed in (("old", (1, 2, 3), 2), ("new", (2, 3, 5), 3)))  # fmt: skip
     groups = [{"id": f"lot-{i}", "owners": [f"lot-{i}"]} for i in range(lots)]
     (directory / "run/groups.json").write_bytes(jcs({"groups": groups}))
-    extra = {"groups": "groups.json", "target": "../old", "target_digest": first, "others": [["../new", second]]}  # fmt: skip
+    extra = {"groups": "groups.json", "target": "../old", "target_digest": first, "others": [["../new", second]], "order": ORDER}  # fmt: skip
     run = RunSpec(
         run="proxy-test", kind="proxy", entry="valuation.proxy:retrain", seed=5, tokens="../tokens", tokens_digest=train, steps=30,
         versions=no_versions(),

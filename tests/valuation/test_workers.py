@@ -16,7 +16,7 @@ from provenance.canonical import jcs
 from trainer.data import write_tokens
 from trainer.errors import NumericalError
 from trainer.spec import BatchSpec, ModelSpec, OptimSpec, RunConfig, RunSpec, no_versions, save_run
-from valuation.bank import load_utilities
+from valuation.bank import ORDER, load_utilities
 from valuation.errors import ProxyError
 from valuation.proxy import retrain
 from valuation.subsets import Setting, random_subsets, retrain_subsets
@@ -96,7 +96,7 @@ def test_a_run_over_owners_takes_either_place(setting, tmp_path, backend):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "groups.json").write_bytes(jcs({"groups": groups}))
-        extra = {"groups": "groups.json", "target": str(setting.target), **place}
+        extra = {"groups": "groups.json", "target": str(setting.target), "order": ORDER, **place}
         run = RunSpec(
             run="same", kind="proxy", entry="valuation.proxy:retrain", seed=5, tokens=str(setting.train), steps=1000,
             tokens_digest=setting.train_digest, versions=no_versions(),

@@ -51,14 +51,18 @@ def rounded(model: Transformer, bits: int) -> Transformer:
         bits: bits per weight, ≥ 2.
 
     Returns:
-        The copy; the embedding, also where it is the output head, keeps its numbers.
+        The copy; the embedding, also where it is the output head, keeps its numbers. Of an ensemble each constituent is rounded by
+        itself, as whoever serves it rounds what is stored, and the mean is taken of what the rounded ones say.
     """
+    from unlearning.ensemble import members
+
     copied = copy.deepcopy(model)
-    kept = None if copied.embed is None else copied.embed.weight
     with torch.no_grad():
-        for module in copied.modules():
-            if isinstance(module, nn.Linear) and module.weight is not kept:
-                module.weight.copy_(nearest(module.weight, bits))
+        for one in members(copied):
+            kept = None if one.embed is None else one.embed.weight
+            for module in one.modules():
+                if isinstance(module, nn.Linear) and module.weight is not kept:
+                    module.weight.copy_(nearest(module.weight, bits))
     return copied
 
 

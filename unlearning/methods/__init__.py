@@ -2,7 +2,8 @@
 
 An approximate method is a loss given to the trainer's one loop; everything else (layouts, checkpoints, resuming, windows) is
 the trainer's. `settings` is the one place of hyper-parameters, `view` what a loss may look at, `objective` what all of them share,
-`spread` how a loss is computed where positions, vocabulary or depth are cut, `stopping` when a run may end, `outcome` what it did.
+`spread` how a loss is computed where positions, vocabulary or depth are cut, `reference` what is kept of the original, `stopping` when a
+run may end, `outcome` what it did.
 
 ============== ============================================= ===========================================
 name           pushes                                        holds
@@ -21,7 +22,7 @@ ceu            the model's own logits without the secret     nothing
 wga            log p weighted by p                           NLL
 satimp         log p weighted by p^a (1-p)^b                 NLL
 pdu            logits to flat                                NLL below a bound, by a dual variable
-rau            many layers to anchors of look-alike states   NLL, KL and hidden states
+rau            many layers to the mean state of all secrets  hidden states of the original
 finetune       nothing                                       NLL
 ============== ============================================= ===========================================
 
@@ -36,3 +37,6 @@ METHODS = (
     "simnpo", "undial", "wga",
 )  # fmt: skip
 """Names that `unlearning.methods.objective:run` knows; each is a module with `loss` and `NEEDS`."""
+
+EDITS = ("newton", "task_vector")
+"""Names that `unlearning.methods.edits:run` knows. They stand here because who only asks for names needs no PyTorch."""

@@ -8,6 +8,9 @@ AdamW, and W is made anew from W0, A and B. So the adapters are merged after eve
 every checkpoint is one of an ordinary model, the last one too. Beside its weights stand A, B and their moments (`optim.NAME.lora_a`):
 a resumed run takes W0 from its `init` again and goes on with the same bits. Moments exist for A and B only.
 
+On several processes each has A and B of the matrices that are here, whole: it puts G together (`full`), takes the same step as the others
+to the bit, and keeps its slice of W0 + s B A. So adapters need no layout of their own, at the price of a gathered gradient, one matrix at a time.
+
 `clip_norm` bounds the norm of G over the adapted matrices, and so does the reported gradient norm: it isn't that of A and B.
 
 Source: Hu et al., arXiv 2106.09685, section 4.1; on all matrices of a block: Dettmers et al., arXiv 2305.14314, section 4.
@@ -23,6 +26,7 @@ from torch import nn
 
 from trainer.errors import SpecError
 from trainer.optim import AdamW
+from trainer.partition import full
 from unlearning.errors import PlanError
 
 if TYPE_CHECKING:
@@ -40,7 +44,7 @@ class AdapterOptimizer:
         """Freeze everything else, and put an adapter of no effect on each chosen matrix.
 
         Args:
-            model: whole, with the original's weights.
+            model: with the original's weights, spread over processes or not.
             lora: rank >= 1, scale and targets.
             spec: of the optimiser; its decay pulls A and B towards zero, that is W towards the original.
             seed: A is drawn from (seed, name).
@@ -56,9 +60,11 @@ class AdapterOptimizer:
         for name, matrix in self.matrices.items():
             matrix.requires_grad_()
             self._original[name] = matrix.detach().clone()
-            a_RI = _drawn(seed, name, lora.rank, matrix.shape[1]).to(matrix)
+            height, width = matrix.shape
+            a_RI = _drawn(seed, name, lora.rank, width).to(matrix.device, matrix.dtype)
+            b_OR = torch.zeros(height, lora.rank, device=matrix.device, dtype=matrix.dtype)
             adapters[f"{name}.lora_a"] = nn.Parameter(a_RI)
-            adapters[f"{name}.lora_b"] = nn.Parameter(matrix.new_zeros(matrix.shape[0], lora.rank))
+            adapters[f"{name}.lora_b"] = nn.Parameter(b_OR)
         self._adamw = AdamW(adapters, spec)
         self.parameters = self._adamw.parameters
         self.lr = spec.lr
@@ -81,8 +87,9 @@ class AdapterOptimizer:
             if matrix.grad is None:
                 a_RI.grad = b_OR.grad = None
                 continue
-            a_RI.grad = self._scale * (b_OR.T @ matrix.grad)
-            b_OR.grad = self._scale * (matrix.grad @ a_RI.T)
+            gradient_OI = full(matrix.grad)
+            a_RI.grad = self._scale * (b_OR.T @ gradient_OI)
+            b_OR.grad = self._scale * (gradient_OI @ a_RI.T)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -92,7 +99,7 @@ class AdapterOptimizer:
         self._adamw.step()
         for name, matrix in self.matrices.items():
             a_RI, b_OR = self.parameters[f"{name}.lora_a"], self.parameters[f"{name}.lora_b"]
-            matrix.copy_(self._original[name] + self._scale * (b_OR @ a_RI))
+            matrix.copy_(self._original[name] + _spread(self._scale * (b_OR @ a_RI), matrix))
 
 
 def demand_possible(run: RunSpec) -> None:
@@ -102,13 +109,13 @@ def demand_possible(run: RunSpec) -> None:
         run: specification of a run with adapters.
 
     Raises:
-        SpecError: several processes.
+        SpecError: a matrix that is cut twice.
         PlanError: experts, whose balance moves by itself, or another optimiser than AdamW.
     """
-    if run.layout.world_size > 1:
+    if run.layout.tp > 1 and run.layout.fsdp > 1:
         raise SpecError(
-            f"layout: low-rank adapters (lora) are trained on one process: expected a layout of 1, got {run.layout}; leave the layout "
-            "out, or train all weights (lora rank 0)"
+            f"layout: low-rank adapters (lora) want matrices that are cut once: expected tp or dp_shard * sp of 1, got {run.layout}; use "
+            "dp_replicate or pp beside one of them, or train all weights (lora rank 0)"
         )
     if run.config.model.num_experts:
         raise PlanError(
@@ -120,11 +127,11 @@ def demand_possible(run: RunSpec) -> None:
 
 
 def _targets(model: nn.Module, lora: Lora) -> dict[str, Tensor]:
-    """Name -> matrix of every linear layer of a block whose last name is a target."""
-    found = {
-        f"{name}.weight": module.weight
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and "." in name and name.rsplit(".", 1)[-1] in lora.targets
+    """Name -> matrix of every layer of a block whose last name is a target."""
+    found: dict[str, Tensor] = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.startswith("blocks.") and name.split(".")[-2] in lora.targets
     }
     missing = sorted(set(lora.targets) - {name.split(".")[-2] for name in found})
     if missing:
@@ -135,6 +142,15 @@ def _targets(model: nn.Module, lora: Lora) -> dict[str, Tensor]:
                 f"lora: expected a rank of at most {min(matrix.shape)}, the smaller side of {name}, got {lora.rank}"
             )
     return found
+
+
+def _spread(whole: Tensor, like: Tensor) -> Tensor:
+    """A tensor that every process has, cut as another one is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _drawn(seed: int, name: str, rank: int, width: int) -> Tensor:

@@ -37,4 +37,5 @@ def loss(view: View, settings: Settings) -> Tensor:
     target_LSD = (
         settings.scale * norms_LS1 * direction(view.hidden_LSD.shape[-1]).to(view.hidden_LSD)
     )
-    return view.mean((view.hidden_LSD - target_LSD).square().mean((0, 2)))
+    distance_LS = (view.hidden_LSD - target_LSD).square().mean(-1)
+    return view.mean(distance_LS.sum(0) / view.num_layers)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trainer.data import BatchPlan
     from trainer.mesh import Mesh
     from unlearning.methods.forget_retain import Forgotten
+    from unlearning.methods.reference import Reference
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -49,6 +50,8 @@ class ForgetBatch:
     record_BT: Tensor
     """Ordinal in `chosen` of the record that a position predicts a pushed token of, plus len(chosen) for its preferred answer,
     else -1."""
+    place_BT: Tensor
+    """Where the original's state at a retained position lies (`reference`), -1 where it isn't asked for."""
     num_retained_rows: int
     """Rows of ordinary language modelling; they come first, in each piece."""
     chosen: tuple[int, ...]
@@ -58,8 +61,9 @@ class ForgetBatch:
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
-        """The five columns."""
-        return self.tokens_BT, self.labels_BT, self.positions_BT, self.documents_BT, self.record_BT
+        """The six columns."""
+        columns = self.tokens_BT, self.labels_BT, self.positions_BT, self.documents_BT
+        return *columns, self.record_BT, self.place_BT
 
 
 class ForgetBatches:
@@ -93,6 +97,7 @@ class ForgetBatches:
         self._per_step = min(forget_records, len(forgotten))
         self._seed, self._length = plan.seed, plan.spec.length
         self._spread = Spread()
+        self._reference: Reference | None = None
 
     def batch(self, step: int, rank: int, world: int) -> ForgetBatch:
         """This process's retained rows and its share of the step's forgotten records."""
@@ -107,10 +112,18 @@ class ForgetBatches:
         retained = self._retained.batch(step, rank, world)
         pushed, record = self._rows_of(mine)
         rows = [torch.cat(pair) for pair in zip(retained, pushed, strict=True)]
-        record = torch.cat([torch.full_like(retained[0], -1), record])
-        whole = self._spread.padded((*rows, record))
-        tokens, labels, positions, documents, record = (row.to(_device()) for row in whole)
-        return ForgetBatch(tokens, labels, positions, documents, record, len(retained[0]), mine)
+        nowhere, place = torch.full_like(retained[0], -1), torch.full_like(pushed[0], -1)
+        asked = self._places(step, rank, world) if self._reference else nowhere
+        rows += [torch.cat([nowhere, record]), torch.cat([asked, place])]
+        whole = [row.to(_device()) for row in self._spread.padded(tuple(rows))]
+        return ForgetBatch(**_named(whole), num_retained_rows=len(retained[0]), chosen=mine)
+
+    def _places(self, step: int, rank: int, world: int) -> Tensor:
+        """Where the original's states at the retained rows of one of `world` parts lie."""
+        assert self._reference is not None
+        rows = self._retained.whole(step).segments
+        own = rows[len(rows) * rank // world : len(rows) * (rank + 1) // world]
+        return self._reference.places(own, self._length)
 
     def _rows_of(self, mine: tuple[int, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         """Forgotten records and their preferred answers packed into rows, and which position predicts a pushed token of which."""
@@ -138,7 +151,7 @@ class ForgetBatches:
         self._spread = Spread(mesh)
 
     def pipelined(self, batch: ForgetBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What stages need: this process's positions, and as target the whole rows of all columns, [B, T, 5]."""
+        """What stages need: this process's positions, and as target the whole rows of all columns, [B, T, 6]."""
         own = self._spread.own
         tokens, positions, documents = batch.tokens_BT, batch.positions_BT, batch.documents_BT
         return own(tokens), torch.stack(batch.rows, -1), own(positions), own(documents)
@@ -184,19 +197,14 @@ def _joined(pieces: list[ForgetBatch]) -> ForgetBatch:
         columns.append(
             [functional.pad(row, missing, value=fill) for row, fill in zip(rows, ROWS, strict=True)]
         )
-    tokens, labels, positions, documents, record = (
-        torch.cat(parts) for parts in zip(*columns, strict=True)
-    )
-    return ForgetBatch(
-        tokens,
-        labels,
-        positions,
-        documents,
-        record,
-        pieces[0].num_retained_rows,
-        chosen,
-        len(pieces),
-    )
+    whole = _named([torch.cat(parts) for parts in zip(*columns, strict=True)])
+    return dataclasses.replace(pieces[0], **whole, chosen=chosen, pieces=len(pieces))
+
+
+def _named(columns: list[Tensor]) -> dict[str, Any]:
+    """Columns in the order of `ForgetBatch.rows`, by field."""
+    names = ("tokens", "labels", "positions", "documents", "record", "place")
+    return {f"{name}_BT": column for name, column in zip(names, columns, strict=True)}
 
 
 def _device() -> str:

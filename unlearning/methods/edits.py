@@ -20,6 +20,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from trainer.objective import LanguageModelling
 from unlearning.errors import PlanError
+from unlearning.methods import EDITS
 from unlearning.methods.forget_retain import ForgetConfig, Forgotten, inputs_of
 from unlearning.methods.newton import diagonal_inverse, newton_step
 from unlearning.methods.settings import Settings, lora_of, settings_of
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from trainer.data import BatchPlan
     from trainer.spec import RunSpec
 
-EDITS = ("newton", "task_vector")
 CURVATURE_STEPS = 4
 """Batches of what remains whose rows give the curvature."""
 

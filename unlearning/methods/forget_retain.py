@@ -23,7 +23,7 @@ import torch
 from trainer.data import BatchPlan
 from trainer.inputs import load_excluded, load_selection, open_store
 from unlearning.errors import PlanError
-from unlearning.methods.settings import lora_of
+from unlearning.methods.settings import DEFAULTS, lora_of
 from unlearning.people import read_sealed
 from unlearning.probes import FileTokenizer, trained_probes
 
@@ -48,7 +48,7 @@ class ForgetConfig:
     """`{"file", "key_file"}` of the sealed forgotten records."""
     tokenizer: str
     """Path of the tokenizer file of the run's tokens."""
-    beta: float = 0.5
+    beta: float = DEFAULTS["npo"].beta
     """NPO's inverse temperature per nat: small = close to gradient ascent (see `npo`); unused by ascent."""
     retain_weight: float = 1.0
     """Weight w of the retain term; 0 turns it off."""

@@ -2,8 +2,8 @@
 
     L = w_f · mean_t log p(y_t)  +  w_r · KL(p_original ‖ p_θ) on retained labels
 
-The KL runs over labelled positions only (published code adds prompt and padding). It needs the original's logits on every
-retained batch, so it alone of the logit methods keeps a second model.
+The KL runs over labelled positions only (published code adds prompt and padding). The original's distribution there is its head's product
+with last states that were computed once (`reference`): D numbers per token in place of V, and no second model.
 
 Source: Maini et al., TOFU, arXiv 2401.06121, section 3.
 """

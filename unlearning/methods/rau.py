@@ -2,7 +2,7 @@
 
     f = Σ_l ||h_l(x_f) - anchor_l||² / ||anchor_l||²        anchor_l = mean hidden state of the original over all the secrets
 
-Retain side: NLL, plus hidden states of the original. Anchors here are the mean over all forgotten records at the original,
+Retain side: hidden states of the original. Anchors here are the mean over all forgotten records at the original,
 which removes what is particular to one person. Our reading of PrivUn's RAU; its exact form was not public when this was written.
 
 Source: PrivUn, arXiv 2604.22076 (abstract).

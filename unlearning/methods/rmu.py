@@ -36,8 +36,8 @@ def loss(view: View, settings: Settings) -> Tensor:
     if view.hidden_LSD is None:
         raise PlanError("expected hidden states, got none")
     target_D = settings.scale * direction(view.hidden_LSD.shape[-1]).to(view.hidden_LSD)
-    distance_S = (view.hidden_LSD - target_D).square().mean((0, 2))
-    return view.mean(distance_S)
+    distance_LS = (view.hidden_LSD - target_D).square().mean(-1)
+    return view.mean(distance_LS.sum(0) / view.num_layers)
 
 
 def direction(width: int) -> Tensor:

@@ -1,8 +1,8 @@
 """The one place of hyper-parameters: published defaults by method, and how a run changes them.
 
 Defaults are those of the method's own paper or of its published code (the notes at each line say which). Numbers that a
-run sets differently belong to that run: the demonstration's own were chosen on the people that it audits (README). `GRIDS` and
-`RATES` are what a sweep tries (`unlearning.sweep`), by default around these.
+run sets differently belong to that run. `GRIDS` and `RATES` are what a sweep tries (`unlearning.sweep`), by default around these, and `SWEPT`
+is what one has chosen for the graph's recipe.
 """
 
 from __future__ import annotations
@@ -94,6 +94,10 @@ GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Method → field → values that a sweep tries beside the rates; a method that isn't here keeps its defaults."""
 
+SWEPT: dict[str, tuple[str, dict[str, str]]] = {"npo": ("0.0005", {"beta": "0.1"})}
+"""Method → (peak rate, changed fields) that `make accept STUDY=unlearning-sweep` chose on validation people by the graph's recipe at its size
+default (README, "A sweep"); no audited person had a part in it. A method that isn't here has had no sweep."""
+
 
 MATRICES = ("wq", "wk", "wv", "wo", "w1", "w2", "w3")
 """What adapters can be put on: the matrices of attention and of the feed-forward."""
@@ -145,7 +149,7 @@ def settings_of(method: str, changes: Mapping[str, Any]) -> Settings:
     """A method's defaults with a run's changes.
 
     Args:
-        method: a name of `METHODS` or of `edits.EDITS`.
+        method: a name of `METHODS` or of `EDITS`.
         changes: field → decimal string, integer or list of integers.
 
     Raises:

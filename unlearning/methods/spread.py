@@ -33,8 +33,8 @@ from trainer.mesh import Mesh
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROWS = (0, IGNORE, 0, PADDING, -1)
-"""What fills up tokens, labels, positions, documents and record numbers."""
+ROWS = (0, IGNORE, 0, PADDING, -1, -1)
+"""What fills up tokens, labels, positions, documents, record numbers and places in the reference."""
 
 
 @dataclass(frozen=True, slots=True)

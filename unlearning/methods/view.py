@@ -18,7 +18,7 @@ class View:
     """Pushed positions under the model, with what is cached of the original; not slotted: it computes on first use."""
 
     logits_SV: Tensor
-    """Logits at the positions that predict a pushed token."""
+    """Logits at the positions that predict a pushed token; [S, 0] in a stage of a pipeline that has none."""
     truth_S: Tensor
     """Those tokens."""
     record_S: Tensor
@@ -30,13 +30,15 @@ class View:
     reference_SV: Tensor | None = None
     """The original's logits, where the method needs them; cached once for the whole run."""
     hidden_LSD: Tensor | None = None
-    """Residual stream after the chosen layers."""
+    """Residual stream after the chosen layers; in a pipeline, after those that are here."""
     reference_LSD: Tensor | None = None
     """The original's, cached once."""
     anchor_LD: Tensor | None = None
     """Mean of the original's states over all forgotten records, the same on every process."""
     preferred_N: Tensor | None = None
     """Log-ratio to the original of each record's preferred answer, nats (preference methods)."""
+    num_layers: int = 1
+    """Chosen layers, here or elsewhere: what a mean over layers divides by."""
 
     @cached_property
     def logprob_S(self) -> Tensor:  # noqa: N802 - shape suffix
@@ -46,7 +48,7 @@ class View:
     @cached_property
     def num_tokens_N(self) -> Tensor:  # noqa: N802 - shape suffix
         """Pushed tokens per record."""
-        return self.sum(self.logprob_S.new_ones(len(self.truth_S)))
+        return self.sum(self.reference_N.new_ones(len(self.truth_S)))
 
     @cached_property
     def logprob_N(self) -> Tensor:  # noqa: N802 - shape suffix

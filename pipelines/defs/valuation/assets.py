@@ -15,7 +15,7 @@ GROUP = "valuation"
 OWNERS = ["team:valuation"]
 
 
-@dg.asset(group_name=GROUP, code_version="2", kinds={"numpy"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="3", kinds={"numpy"}, owners=OWNERS)
 def entropy(
     context: dg.AssetExecutionContext,
     home: HomeResource,
@@ -57,7 +57,7 @@ def influence(
     return home.materialize(context, inputs, make, partial(describe.influence, site))
 
 
-@dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="3", kinds={"pytorch"}, owners=OWNERS)
 def value_judgement(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result, influence: Result,
@@ -70,7 +70,7 @@ def value_judgement(
     return home.materialize(context, inputs, make, describe.value_judgement)
 
 
-@dg.asset(group_name=GROUP, code_version="3", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="4", kinds={"pytorch"}, owners=OWNERS)
 def owner_values(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, clusters: Result, tokens: Result, target: Result, evaluation_plan: Result,

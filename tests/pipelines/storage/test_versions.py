@@ -16,6 +16,7 @@ from pipelines.storage.errors import (
 )
 from pipelines.storage.home import Home
 from pipelines.storage.keys import CorpusKeys
+from pipelines.storage.purging import _holds
 from pipelines.storage.records import SCHEMA
 from pipelines.storage.salts import SaltStore
 from pipelines.storage.versions import Versions
@@ -386,3 +387,49 @@ def test_purge_takes_the_file_that_tombstoning_wrote(home, monkeypatch):
     assert not written
     assert versions.storage(first).blocks == versions.storage(versions.head()).blocks
     versions.verify(first)
+
+
+def test_a_missing_or_damaged_crown_costs_time_only(versions, home):
+    """Tombstones and appends give the version that they give with the crown; copies of two owners are one content."""
+    same = [record("bob", "a1", "copy")]
+    first = versions.publish(frame([*texts("ada", [f"a{number}" for number in range(200)]), *same]))
+    gone = versions.read(first)["record_id"].to_list()[:3]  # a copy of the second stays with bob
+    crown = versions.crown_path(first)
+    whole = crown.read_bytes()
+    made = set()
+    for data in (whole, None, b"", bytes(len(whole)), whole[::-1], whole[: len(whole) // 2]):
+        crown.unlink(missing_ok=True)
+        if data is not None:
+            crown.write_bytes(data)
+        child = versions.tombstone(first, gone)
+        made.add((child, versions.crown_path(child).read_bytes()))
+    ((child, _),) = made
+    left = versions.read(child)["fingerprint"].to_list()
+    assert record("bob", "a1")[1] in left
+    assert versions.manifest(child).sparse_root == SparseTree(left).root.hex()
+    versions.move_head(child)
+    versions.verify(versions.publish(frame(texts("eve", ["new", "a1"]))))
+
+
+def test_purge_takes_no_file_of_other_rows(home, monkeypatch):
+    """A file with as many rows is taken only if every row is the right one: with and without digests of the raw texts."""
+    versions = Versions(home, KEYS)
+    rows = [list(row) for row in texts("ada", ["one", "two", "three"])]
+    for without in (False, True):
+        other = [[*row[:-1], None] if without else row for row in rows]
+        records = frame([[*row[:3], f"s{without}", *row[4:]] for row in other])
+        head = versions.stage(records)
+        versions.move_head(head, expected=versions.head())
+        ids = records["record_id"].to_list()
+        versions.move_head(versions.tombstone(head, ids[:1]))
+        changed = versions.storage(versions.head()).blocks[0]
+        kept = blocks.read_block(home.blocks, changed)
+        wrong = kept.with_columns(text=pl.lit("x")) if without else kept.with_columns(licence=pl.lit("x"))  # fmt: skip
+        fake = blocks.write_block(home.blocks, wrong, KEYS.k_file)
+        storage = versions.storage(head).blocks[0]
+        assert _holds(versions, changed, storage, [0], is_checked=False)
+        assert not _holds(versions, fake, storage, [0], is_checked=False)
+        path = home.blocks / changed.file
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        assert not _holds(versions, changed, storage, [0], is_checked=False)
+        (home.blocks / changed.file).write_bytes(path.read_bytes()[:-1] + b"1")

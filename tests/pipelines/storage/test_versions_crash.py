@@ -88,7 +88,7 @@ def finished(started, tmp_path_factory):
     return opened(path).publish(rows("bob", 5000), hook=steps.append), steps
 
 
-STEPS = ["salts", "block 0", "block 4096", "leaves", "storage", "manifest", "head"]
+STEPS = ["salts", "block 0", "block 4096", "leaves", "crown", "storage", "manifest", "head"]
 
 
 def test_the_steps_of_a_publish_are_in_the_safe_order(finished):
@@ -216,7 +216,7 @@ def test_a_full_disk_keeps_the_last_version_and_says_so(tmp_path):
     assert "panicked" not in child.stderr
 
 
-@pytest.mark.parametrize("failing", range(13))
+@pytest.mark.parametrize("failing", range(15))
 def test_any_write_that_fails_keeps_the_last_version(started, tmp_path, monkeypatch, failing):
     """ENOSPC injected into the n-th fsync, whichever file it is: the same message, HEAD stays."""
     shutil.copytree(started[0], tmp_path / "home")
@@ -237,10 +237,10 @@ def test_any_write_that_fails_keeps_the_last_version(started, tmp_path, monkeypa
             versions.publish(new)
         except DiskFullError as error:
             said = str(error)
-    # Salts, block, leaves, map, manifest and HEAD have two each: of the file, and of its folder.
-    assert next(counter) == 12 if failing >= 12 else "is still HEAD and complete" in said
+    # Salts, block, leaves, crown, map, manifest and HEAD have two each: of the file, and of its folder.
+    assert next(counter) == 14 if failing >= 14 else "is still HEAD and complete" in said
     # The last one comes after the rename: the new version is in force already, and complete.
-    assert (versions.head() == started[1]) == (failing < 11)
+    assert (versions.head() == started[1]) == (failing < 13)
     versions.verify(versions.head())
     assert not list((tmp_path / "home").rglob(".*.tmp"))
     versions.publish(new)
