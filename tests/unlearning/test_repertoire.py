@@ -201,6 +201,19 @@ def test_training_weight_by_weight_is_adamw(original, material):
         assert (value - original.state_dict()[name]).abs().mean() > 0.5 * 0.001, name
 
 
+def test_a_weight_moved_part_by_part_is_the_weight_moved_at_once(original, material, monkeypatch):
+    """The parts only spare memory: the same bits, whether a weight is one part or many."""
+    batches = [[material.retained[i].tokens for i in b] for b in drawn_batches(material)]
+    largest = max(weight.numel() for weight in original.parameters())
+    roots = []
+    for part in (64, largest):
+        monkeypatch.setattr("unlearning.attacks.fine_tune.PART", part)
+        *_, (_, after) = attacked(original, batches, "0.001", (1, 3))
+        roots.append(state_root(after.state_dict()))
+    assert largest > 64
+    assert roots[0] == roots[1] != state_root(original.state_dict())
+
+
 def test_a_loader_gives_what_the_model_gives(study, original, material):
     """An attack that loads and trains its own model measures what it measures on a copy."""
     loaded = fine_tune(lambda: load_model(study.models["original"], study.model_spec()), material)

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     Loader = Callable[[], Transformer]
 
 _STREAM = 3
+PART = (
+    1 << 15
+)  # elements of a weight that are moved at a time, so that temporaries stay in the cache, and small
 
 
 def fine_tune(model: Transformer | Loader, material: Material) -> list[Measurement]:
@@ -119,13 +122,18 @@ class _Weight:
         """Move the weight along the gradient that it just got, and drop the gradient."""
         assert weight.grad is not None
         self.step += 1
+        grad, weight.grad = weight.grad, None
         with torch.no_grad():
-            first = self.first.to(weight.dtype).lerp_(weight.grad, 0.1)
-            self.first.copy_(first)
-            self.second.mul_(0.999).addcmul_(weight.grad, weight.grad, value=0.001)
-            weight.grad = None
-            scale = (self.second / (1.0 - 0.999**self.step)).sqrt_().add_(1e-8)
-            weight.addcdiv_(first, scale, value=-self.lr / (1.0 - 0.9**self.step))
+            # By rows, not flat: a gradient that lies transposed in memory would be copied whole to be flattened.
+            rows = max(1, PART // weight[0].numel())
+            for values, rounded, second, slope in zip(
+                *(one.split(rows) for one in (weight, self.first, self.second, grad)), strict=True
+            ):
+                first = rounded.to(values.dtype).lerp_(slope, 0.1)
+                rounded.copy_(first)
+                second.mul_(0.999).addcmul_(slope, slope, value=0.001)
+                scale = (second / (1.0 - 0.999**self.step)).sqrt_().add_(1e-8)
+                values.addcdiv_(first, scale, value=-self.lr / (1.0 - 0.9**self.step))
 
 
 def drawn_batches(material: Material) -> list[list[int]]:
