@@ -113,7 +113,7 @@ def test_damage_follows_the_gradients_where_it_must(smoke):
 def test_controls_hold_in_the_platforms_own_tokens(tmp_path):
     """A1 to A5 of the smoke profile with byte-level BPE that the platform trained on other texts; the original fails, gold does not.
 
-    A6 asks for more, that gold passes: with sixteen people and two gold models this gold is INCONCLUSIVE.
+    A6 asks for more, that gold passes: with sixteen people the AUCs of two gold models are too far apart (0.39, 0.50) for the margin.
     """
     from importlib.util import find_spec
     from pathlib import Path

@@ -10,7 +10,7 @@ report    300 / 300 / 300    4 layers, width 64     original, 3 gold, 8 methods 
 
 `report` is for bounds: none of 300 people means a true rate below 1.0 % (of 64: 4.6 %), and its margin is 2 points, not 5. It has as many
 retained people as forgotten ones, where the pilot has four times as many: 900 more would cost three times the training and move no bound. Its
-models are trained by Muon: with AdamW twice as many numbers were still unknown after three times the CPU time (README, "Report").
+models are trained by Muon: AdamW had memorised nobody in more CPU time (README, "Report").
 
 `smoke-bpe` and `pilot-bpe` are the same people in tokens of the platform: byte-level BPE that has never seen them, two to three times as many
 tokens per line. `pilot-bpe` has the four methods that an assertion names.
