@@ -1,6 +1,7 @@
 """Secondary attacks: what they ask with, what they must find in the original, and what they must not find anywhere else."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -211,6 +212,19 @@ def test_a_weight_moved_part_by_part_is_the_weight_moved_at_once(original, mater
         *_, (_, after) = attacked(original, batches, "0.001", (1, 3))
         roots.append(state_root(after.state_dict()))
     assert largest > 64
+    assert roots[0] == roots[1] != state_root(original.state_dict())
+
+
+def test_activations_computed_twice_give_the_same_bits(original, material, monkeypatch):
+    """Recomputing spares memory and changes no weight; afterwards every block is itself again."""
+    batches = [[material.retained[i].tokens for i in b] for b in drawn_batches(material)]
+    roots = []
+    for recomputing in (True, False):
+        if not recomputing:
+            monkeypatch.setattr("unlearning.attacks.fine_tune._recomputing", nullcontext)
+        *_, (_, after) = attacked(original, batches, "0.001", (1, 3))
+        assert not any("forward" in vars(block) for block in after.modules())
+        roots.append(state_root(after.state_dict()))
     assert roots[0] == roots[1] != state_root(original.state_dict())
 
 
