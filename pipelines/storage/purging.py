@@ -115,11 +115,10 @@ def _holds(
     ):
         return False
     rows = blocks.read_block(archive.home.blocks, stored, _BUT_TEXT)
-    columns = blocks.BLOCK_SCHEMA.names() if rows["raw_digest"].has_nulls() else _BUT_TEXT
-    if columns is not _BUT_TEXT:
+    if rows["raw_digest"].has_nulls():
         rows = blocks.read_block(archive.home.blocks, stored)
     kept = rows.filter(~rows["index"].is_in(found))
-    return blocks.read_block(archive.home.blocks, other, columns).equals(kept)
+    return blocks.read_block(archive.home.blocks, other, rows.columns).equals(kept)
 
 
 def _mapped(archive: Archive) -> list[str]:

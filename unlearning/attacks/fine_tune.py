@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     Loader = Callable[[], Transformer]
 
 _STREAM = 3
-PART = (
-    1 << 15
-)  # elements of a weight that are moved at a time, so that temporaries stay in the cache, and small
+PART = 1 << 15
+"""Elements of a weight that are moved at a time, so that temporaries are small and stay in the cache."""
 
 
 def fine_tune(model: Transformer | Loader, material: Material) -> list[Measurement]:

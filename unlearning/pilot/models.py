@@ -73,34 +73,8 @@ class Study:
         )  # fmt: skip
 
     def trained(self, name: str, spec: RunSpec) -> Path:
-        """The newest checkpoint of a run, which is made or finished if it isn't there.
-
-        Args:
-            name: folder of the run.
-            spec: what to run.
-
-        Returns:
-            Its step-N folder.
-
-        Raises:
-            RuntimeError: if the run ends with an exit code.
-        """
-        from importlib import import_module
-
-        from trainer.checkpoint import newest
-        from trainer.spec import save_run
-
-        directory = self.folder / name
-        if not (directory / "done").exists():
-            directory.mkdir(exist_ok=True)
-            save_run(spec, directory)
-            module, function = spec.entry.split(":")
-            if code := getattr(import_module(module), function)(spec, directory):
-                raise RuntimeError(f"run {name} ended with exit code {code}")
-            (directory / "done").touch()
-        found = newest(directory)
-        assert found is not None
-        return found
+        """The newest checkpoint of a run of this study (see `kept_run`)."""
+        return kept_run(self.folder / name, spec)
 
     def original(self) -> Path:
         """Trained on retained and forgotten people."""
@@ -179,6 +153,36 @@ class Study:
         from trainer.spec import Excluded
 
         return Excluded(file="../excluded.txt", digest=_digest(self.folder / "excluded.txt"))
+
+
+def kept_run(directory: Path, spec: RunSpec) -> Path:
+    """The newest checkpoint of a run, which is made or finished if it isn't there.
+
+    Args:
+        directory: folder of the run.
+        spec: what to run.
+
+    Returns:
+        Its step-N folder.
+
+    Raises:
+        RuntimeError: if the run ends with an exit code.
+    """
+    from importlib import import_module
+
+    from trainer.checkpoint import newest
+    from trainer.spec import save_run
+
+    if not (directory / "done").exists():
+        directory.mkdir(exist_ok=True)
+        save_run(spec, directory)
+        module, function = spec.entry.split(":")
+        if code := getattr(import_module(module), function)(spec, directory):
+            raise RuntimeError(f"run {directory.name} ended with exit code {code}")
+        (directory / "done").touch()
+    found = newest(directory)
+    assert found is not None
+    return found
 
 
 def prepare(folder: Path, profile: Profile, given: Path | None = None) -> Study:

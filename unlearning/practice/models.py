@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from unlearning.answering import span
+from unlearning.pilot.models import kept_run
 from unlearning.practice.forgetting import ENTRY
 from unlearning.probes import FileTokenizer
 from unlearning.scoring import score_spans
@@ -80,34 +81,8 @@ class Practice:
         )  # fmt: skip
 
     def trained(self, name: str, spec: RunSpec) -> Path:
-        """The newest checkpoint of a run, which is made or finished if it isn't there.
-
-        Args:
-            name: folder of the run.
-            spec: what to run.
-
-        Returns:
-            Its step-N folder.
-
-        Raises:
-            RuntimeError: if the run ends with an exit code.
-        """
-        from importlib import import_module
-
-        from trainer.checkpoint import newest
-        from trainer.spec import save_run
-
-        directory = self.folder / name
-        if not (directory / "done").exists():
-            directory.mkdir(exist_ok=True)
-            save_run(spec, directory)
-            module, function = spec.entry.split(":")
-            if code := getattr(import_module(module), function)(spec, directory):
-                raise RuntimeError(f"run {name} ended with exit code {code}")
-            (directory / "done").touch()
-        found = newest(directory)
-        assert found is not None
-        return found
+        """The newest checkpoint of a run of this study (see `kept_run`)."""
+        return kept_run(self.folder / name, spec)
 
     def pretrained(self) -> Path:
         """Trained on public text, one pass."""
