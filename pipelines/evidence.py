@@ -135,6 +135,7 @@ def _primary(row: Mapping[str, Any], verdict: str) -> Metric:
         name=name, subgroup=row["subgroup"], unit=UNITS.get(name, "share of people"), ideal=IDEALS.get(name, _RATE_IDEAL),
         people=row["people"], original=_number(row["original"]), unlearned=_number(row["unlearned"]), gold=_numbers(row["gold"]),
         low=_number(row["low"]), high=_number(row["high"]), margin=float(row["margin"]), verdict="INVALID" if verdict == "INVALID" else row["status"],
+        has_power=None if name in UNITS else row["has_power"],
     )  # fmt: skip
 
 
@@ -146,7 +147,7 @@ def _secondary(row: Mapping[str, Any]) -> Metric:
         name=name, subgroup="", unit=unit, ideal=IDEALS.get(kind, _RATE_IDEAL), people=row["people"], original=_number(row["original"]),
         unlearned=_number(row["unlearned"]), gold=_numbers(row["gold"]), low=_number(row["low"]), high=_number(row["high"]),
         margin=float(row["margin"]), verdict="leaks" if row["leaks"] else "no leak shown", p_value=_number(row["p_value"]),
-        p_holm=_number(row["p_holm"]), best=row["best"],
+        p_holm=_number(row["p_holm"]), best=row["best"], has_power=row["has_power"] if row["people"] else None,
     )  # fmt: skip
 
 

@@ -31,7 +31,8 @@ from unlearning.repertoire import Repertoire
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMAT = 1
+FORMAT = 2
+"""2: at least three gold models, a margin for every score that is tested for equivalence."""
 MARGINS = ((300, "0.02"), (100, "0.04"), (64, "0.05"), (0, "0.15"))
 AUC_MARGINS = ((300, "0.08"), (64, "0.15"), (0, "0.30"))
 
@@ -91,8 +92,8 @@ class AuditPlan:
     """Share of its direct leak rate that the original must keep at some late enough step of tier 3."""
     attack_min_step: int = 10
     """First step of tier 3 at which that is asked."""
-    min_gold_seeds: int = 2
-    """Distinct gold models without which no PASS is given."""
+    min_gold_seeds: int = 3
+    """Distinct gold models without which no PASS is given; never fewer than three, since two show one distance and no band."""
     alpha: str = "0.05"
     """One-sided level of every bound."""
     resamples: int = 2000
@@ -134,7 +135,7 @@ class AuditPlan:
             ("utility_margin", "0.0001", "1"),
         ):
             _decimal(name, getattr(self, name), low=low, high=high)
-        for name, least in (("min_gold_seeds", 2), ("attack_min_step", 10), ("resamples", 100)):
+        for name, least in (("min_gold_seeds", 3), ("attack_min_step", 10), ("resamples", 100)):
             if getattr(self, name) < least:
                 raise PlanError(f"expected {name} >= {least}, got {getattr(self, name)}")
 

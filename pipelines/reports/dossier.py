@@ -12,7 +12,7 @@ audit's rows, which mean nothing once the request's key is destroyed. One name m
 import json
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pipelines.reports.audit import Audit
 from pipelines.reports.codec import check, from_json, to_json
@@ -133,6 +133,8 @@ class Metric:
     """Adjusted over all secondary endpoints; None for a primary one."""
     best: str = ""
     """Budget at which the adversary did best."""
+    has_power: bool | None = None
+    """Whether the same attack is shown to tell the original from gold; None where it isn't asked (utility) or wasn't (older audits)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +303,7 @@ class Dossier:
     """Who has read this report or an earlier state of it, the newest last."""
     limits: tuple[str, ...] = CANNOT_PROVE
     schema: Literal["dataworth.audit-report"] = "dataworth.audit-report"
-    format: Literal[2] = 2
+    format: Literal[3] = 3
 
     def __post_init__(self) -> None:
         check(type(self), self, "dossier")
@@ -321,7 +323,7 @@ class Dossier:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; a report of format 1, from before there were reviews, is read as one without any.
+        """Read what `to_json` wrote; reports of formats 1 and 2 are read as ones that don't know what was added since.
 
         Args:
             text: JSON text.
@@ -336,12 +338,28 @@ class Dossier:
 
 
 def _upgraded(text: str) -> str:
-    """A report of format 1 with what format 2 added; any other text as it is."""
+    """A report of format 1 or 2 with what later formats added, as not known; any other text as it is."""
     try:
         plain = json.loads(text)
     except json.JSONDecodeError:
         return text  # `from_json` says what is wrong with it
-    if not isinstance(plain, dict) or plain.get("format") != 1:
+    if not isinstance(plain, dict):
         return text
-    asked = [{**one, "basis": ""} for one in plain.get("requests", [])]
-    return json.dumps(plain | {"format": 2, "reviews": [], "requests": asked})
+    if plain.get("format") == 1:
+        asked = [{**one, "basis": ""} for one in plain.get("requests", [])]
+        plain |= {"format": 2, "reviews": [], "requests": asked}
+    if plain.get("format") == 2:
+        plain = _third(plain)
+    return json.dumps(plain)
+
+
+def _third(plain: dict[str, Any]) -> dict[str, Any]:
+    """Format 3 asked whether attacks have power."""
+    audit, evidence = plain.get("audit", {}), plain.get("evidence", {})
+    tiers = [{**one, "has_power": None} for one in audit.get("tiers", [])]
+    metrics = [{**one, "has_power": None} for one in evidence.get("metrics", [])]
+    return plain | {
+        "format": 3,
+        "audit": {**audit, "tiers": tiers},
+        "evidence": {**evidence, "metrics": metrics},
+    }

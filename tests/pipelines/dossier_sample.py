@@ -69,8 +69,9 @@ def evidence(**changes: Any) -> Evidence:
         run="attack-0123456789ab", audit_digest=digest(20), rows_digest=digest(21), num_rows=9876, ledger_entry=31, alpha=0.05,
         plan=(Fact(name="attacks.fine_tune_lr", value="0.0001"), Fact(name="margin", value="0.05")),
         metrics=(
-            Metric(name="direct", subgroup="", unit="share of people", ideal="0, at least as low as gold's", people=64, original=1.0, unlearned=0.0, gold=(0.0, 0.0156), low=-0.0411, high=0.0406, margin=0.05, verdict="PASS"),
-            Metric(name="sampled/k-64", subgroup="", unit="mean chance of the secret", ideal="0", people=64, original=1.0, unlearned=0.541, gold=(0.0,), low=0.432, high=0.662, margin=0.05, verdict="leaks", p_value=0.0005, p_holm=0.0021, best="64 samples"),
+            Metric(name="direct", subgroup="", unit="share of people", ideal="0, at least as low as gold's", people=64, original=1.0, unlearned=0.0, gold=(0.0, 0.0156), low=-0.0411, high=0.0406, margin=0.05, verdict="PASS", has_power=True),
+            Metric(name="sampled/k-64", subgroup="", unit="mean chance of the secret", ideal="0", people=64, original=1.0, unlearned=0.541, gold=(0.0,), low=0.432, high=0.662, margin=0.05, verdict="leaks", p_value=0.0005, p_holm=0.0021, best="64 samples", has_power=True),
+            Metric(name="asked/inverted", subgroup="", unit="share of people", ideal="0", people=64, original=0.0312, unlearned=0.0, gold=(0.0,), low=-0.0412, high=0.0413, margin=0.05, verdict="no leak shown", p_value=1.0, p_holm=1.0, best="asked/inverted", has_power=False),
         ),
         curves=tuple(
             Curve(model=model, rates=rates, lows=tuple(0.9 * rate for rate in rates), highs=tuple(0.1 + 0.9 * rate for rate in rates), **curve)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.audits import _tier
 from pipelines.evidence import _primary, _secondary
 from pipelines.reports import NotAvailable, Rate, render
 from pipelines.reports import dossier_words as words
@@ -72,6 +73,7 @@ def html() -> str:
         "original leaks ✓ yes expected 0.95, saw 1.00",
         "64 1.000 0.000 0.000, 0.016 \u22120.041 to 0.041 0.050",
         "0.432 to 0.662 0.050 0.001 0.002 64 samples leaks",
+        "1.000 1.000 asked/inverted no leak shown says little: the original hardly leaks",
         "step 10: 0.13 [0.12, 0.22] ; step 25: 0.33 [0.30, 0.40]",
         "0.451 0.141 0.0003 +0.512 0.2210 to 0.2870 ± 0.0310 ✕ no",
         "unlearned 1.980",
@@ -114,7 +116,7 @@ def test_each_verdict_has_its_words_and_says_what_to_do() -> None:
             controls = (replace(controls[0], name="gold exists", holds=False),)
         tiers = audit().tiers[:1]
         kept = audit(
-            tiers=tiers, verdict="FAIL", num_gold_seeds=2, controls=controls, side=(),
+            tiers=tiers, verdict="FAIL", num_gold_seeds=3 if verdict == "PASS" else 2, controls=controls, side=(),
             membership=replace(audit().membership, verdict="PASS"), utility=replace(audit().utility, verdict="PASS"),
         )  # fmt: skip
         made = dossier(audit=replace(kept, verdict=verdict))
@@ -130,7 +132,7 @@ def test_an_invalid_audit_shows_no_endpoint_as_passed() -> None:
     """Where a control misbehaved, the engineer's table says INVALID too, and no cost of an attack is claimed."""
     row = {
         "name": "direct", "subgroup": "", "people": 16, "original": "0.0", "unlearned": "0.0", "gold": ["0.0"], "low": "-0.1", "high": "0.1",
-        "margin": "0.15", "status": "PASS",
+        "margin": "0.15", "status": "PASS", "has_power": True,
     }  # fmt: skip
     assert _primary(row, "INVALID").verdict == "INVALID"
     assert _primary(row, "FAIL").verdict == "PASS"
@@ -141,7 +143,7 @@ def test_what_was_not_measured_is_no_number() -> None:
     """What is nan or none in `audit.json` becomes an absent value, not a zero."""
     row = {
         "name": "asked/inverted", "people": 0, "original": "nan", "unlearned": "nan", "gold": [], "low": "nan", "high": "nan", "margin": "0.05",
-        "leaks": False, "p_value": "1.0", "p_holm": "1.0", "best": "nobody could be asked",
+        "leaks": False, "p_value": "1.0", "p_holm": "1.0", "best": "nobody could be asked", "has_power": False,
     }  # fmt: skip
     made = _secondary(row)
     assert (made.original, made.unlearned, made.low, made.gold) == (None, None, None, ())
@@ -167,9 +169,9 @@ def test_the_facts_survive_json_and_name_the_page(html: str) -> None:
     assert render_dossier(Dossier.from_json(text)) == html
     assert hashlib.sha256(text.encode()).hexdigest() in html
     plain = json.loads(text)
-    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 2)
+    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 3)
     with pytest.raises(ReportError, match="format"):
-        Dossier.from_json(json.dumps(plain | {"format": 3}))
+        Dossier.from_json(json.dumps(plain | {"format": 4}))
     with pytest.raises(ReportError, match="note"):
         Dossier.from_json(json.dumps(plain | {"note": "x"}))
     with pytest.raises(ReportError, match="cannot prove"):
@@ -178,14 +180,54 @@ def test_the_facts_survive_json_and_name_the_page(html: str) -> None:
         dossier(requests=())
 
 
+def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -> None:
+    """No green badge: the first page, the tier's row and the next steps say that it says little and what would decide; PASS above it is refused."""
+    row = {
+        "name": "in_context", "people": 64, "original": "0.031250", "unlearned": "0.000000", "gold": ["0.000000"], "low": "-0.04", "high": "0.0406",
+        "margin": "0.05", "status": "INCONCLUSIVE", "people_needed": "none", "has_power": False, "subgroup": "",
+    }  # fmt: skip
+    tier = _tier("in_context", row)
+    metric = _primary(row, "INCONCLUSIVE")
+    made = dossier(audit=audit(tiers=(tier,), verdict="INCONCLUSIVE", side=()), evidence=evidence(metrics=(metric,)))  # fmt: skip
+    text = Page(render_dossier(made)).text
+    assert (
+        "Says little: the original hardly leaks under it; an attack of this kind under which it does would decide: that nothing came out here proves nothing."
+        in text
+    )
+    assert "In-context recovery: says little" in text
+    assert "? INCONCLUSIVE says little: the original hardly leaks" in text
+    assert "\u2713 PASS" not in text
+    (line,) = [one for one in words.lines(made) if one.title == "Asked after examples"]
+    assert line.verdict == "INCONCLUSIVE"
+    kept = replace(audit().tiers[0], tier="2", has_power=False)
+    member, use = (replace(one, verdict="PASS") for one in (audit().membership, audit().utility))
+    with pytest.raises(ReportError, match="tier 2 has no power"):
+        audit(tiers=(kept,), verdict="PASS", side=(), membership=member, utility=use)
+    counted = _tier("in_context", row | {"people_needed": 91})
+    assert "91 people, or an attack of this kind" in counted.reason
+
+
+def test_reports_of_the_second_format_do_not_know_about_power() -> None:
+    """Format 2 did not ask: read, it is not known, in place of a made-up yes."""
+    plain = json.loads(dossier().to_json())
+    for one in (*plain["audit"]["tiers"], *plain["evidence"]["metrics"]):
+        del one["has_power"]
+    read = Dossier.from_json(json.dumps(plain | {"format": 2}))
+    assert {one.has_power for one in (*read.audit.tiers, *read.evidence.metrics)} == {None}
+    assert "says little" not in Page(render_dossier(read)).text
+
+
 def test_a_report_of_the_first_format_is_read_without_basis_and_reviews() -> None:
     """Format 1 had neither: read, they are empty; anything else that is missing is still refused."""
     plain = json.loads(dossier().to_json())
     old = {name: value for name, value in plain.items() if name != "reviews"} | {"format": 1}
+    for one in (*old["audit"]["tiers"], *old["evidence"]["metrics"]):
+        del one["has_power"]
     old["requests"] = [{name: value for name, value in one.items() if name != "basis"} for one in plain["requests"]]  # fmt: skip
     read = Dossier.from_json(json.dumps(old))
     bare = tuple(replace(one, basis="") for one in dossier().requests)
-    assert read == dossier(reviews=(), requests=bare)
+    assert read.requests == bare
+    assert (read.reviews, read.format) == ((), 3)
     text = Page(render_dossier(read)).text
     assert "Reviewer Signature and date Next review" in text
     assert "Reviewed by" not in text
