@@ -303,7 +303,7 @@ def test_plans_round_trip_and_every_field_changes_the_digest():
         "num_forgotten": 65, "num_retained": 21, "num_lookalikes": 3, "original": "x", "unlearned": "y",
         "gold": ["g1"], "margin": "0.01", "auc_margin": "0.01", "utility_margin": "0.01",
         "min_original_rate": "0.6", "attack_keeps": "0.95", "attack_min_step": 12, "min_gold_seeds": 4,
-        "alpha": "0.01", "resamples": 500, "seed": 7, "subgroups": [], "attacks": {"demonstrations": 1},
+        "alpha": "0.01", "resamples": 500, "seed": 7, "subgroups": [], "attacks": {"demonstrations": 1}, "score_margins": {"loss": "0.05"},
     }  # fmt: skip
     assert set(changed) == set(plan.to_json()) - {"format"}
     digests = {AuditPlan.from_json(plan.to_json() | {k: v}).digest for k, v in changed.items()}
@@ -316,7 +316,7 @@ def test_plans_round_trip_and_every_field_changes_the_digest():
         {"format": 1}, {"format": 3}, {"margin": "lots"}, {"margin": "-0.1"}, {"margin": 0.05}, {"surprise": 1}, {"gold": ["a", "a"]},
         {"num_forgotten": 0}, {"alpha": "0.6"}, {"attacks": {"fine_tune_steps": [25, 10]}}, {"seed": "0"},
         {"attacks": {"rows": 3}}, {"attacks": {"demonstrations": 0}}, {"attacks": {"fine_tune_lr": "0"}},
-        {"min_gold_seeds": 2}, {"attack_keeps": "0.5"}, {"min_original_rate": "0.1"}, {"attack_min_step": 1},
+        {"min_gold_seeds": 2}, {"score_margins": {"loss": "0.2"}}, {"score_margins": {"rank": "0.1"}}, {"attack_keeps": "0.5"}, {"min_original_rate": "0.1"}, {"attack_min_step": 1},
         {"resamples": 10}, {"alpha": "0.2"}, {"gold": [1]}, {"attacks": {"fine_tune_steps": ["10"]}}, {"margin": "NaN"},
     ],
 )  # fmt: skip
