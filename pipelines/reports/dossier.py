@@ -172,6 +172,9 @@ class Leakage:
     people: int
     given_away: float
     """Share of people given away under direct questions."""
+    low: float | None
+    """Lower end of its 95 % Wilson interval; None in reports of before."""
+    high: float | None
     excess_mean: float
     """Nats per token by which a person's secret is likelier than under every gold model."""
     excess_95: float
@@ -188,6 +191,41 @@ class Question:
     original: float
     unlearned: float
     gold: tuple[float, ...]
+    low: float | None
+    """Lower end of the 95 % Wilson interval of the unlearned model's share; None in reports of before."""
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgetting:
+    """How far people are forgotten: 1 is gold, 0 the original, above 1 over-forgotten; likelihood of the secret, direct questions."""
+
+    people: int
+    usable: int
+    """People whose original knows more than gold by more than the plan's margin: the others have no score."""
+    median: float | None
+    low_5: float | None
+    """5th percentile over people."""
+    high_95: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """How much of the original's lead over gold one source of one tier brings out of the unlearned model: 0 as gold, 1 as the original."""
+
+    tier: int
+    source: str
+    score: str
+    people: int
+    original: float
+    unlearned: float
+    gold: float
+    """Mean over the gold models."""
+    recovery: float | None
+    """None where the original is not shown to lead by more than the margin."""
+    low: float | None
+    """Lower one-sided 95 % bound, bootstrap over people."""
+    high: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +268,18 @@ class PersonRow:
     gold: int
     excess: float | None
     """Nats per token by which the secret is likelier than under every gold model."""
+    forgetting: float | None
+    """Forgetting score; None without a denominator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What the measurements of one attack on the models of one role took."""
+
+    name: str
+    wall_s: float
+    cpu_s: float | None
+    """CPU seconds of the process; None where it wasn't counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,8 +304,11 @@ class Evidence:
     deviations: tuple[str, ...]
     """Where what was done differs from what was planned; empty when the rows give the verdict again."""
     unchecked: tuple[str, ...]
-    seconds: tuple[Fact, ...]
-    """Wall time by model; beside the models' speed and memory the only facts that a repetition changes."""
+    forgetting: Forgetting | None
+    """None without gold, or without likelihoods."""
+    recovery: tuple[Recovered, ...]
+    seconds: tuple[Spent, ...]
+    """Time by model and attack; beside the models' speed and memory the only facts that a repetition changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,12 +407,17 @@ def _upgraded(text: str) -> str:
 
 
 def _third(plain: dict[str, Any]) -> dict[str, Any]:
-    """Format 3 asked whether attacks have power."""
+    """Format 3 asked whether attacks have power, scored forgetting and recovery, and gave shares their intervals."""
     audit, evidence = plain.get("audit", {}), plain.get("evidence", {})
-    tiers = [{**one, "has_power": None} for one in audit.get("tiers", [])]
-    metrics = [{**one, "has_power": None} for one in evidence.get("metrics", [])]
-    return plain | {
-        "format": 3,
-        "audit": {**audit, "tiers": tiers},
-        "evidence": {**evidence, "metrics": metrics},
-    }
+
+    def more(part: dict[str, Any], name: str, *added: str) -> list[dict[str, Any]]:
+        return [one | dict.fromkeys(added) for one in part.get(name, [])]
+
+    spent = [{"name": one["name"], "wall_s": float(one["value"]), "cpu_s": None} for one in evidence.get("seconds", [])]  # fmt: skip
+    evidence |= {
+        "metrics": more(evidence, "metrics", "has_power"), "leakage": more(evidence, "leakage", "low", "high"),
+        "questions": more(evidence, "questions", "low", "high"), "people": more(evidence, "people", "forgetting"),
+        "forgetting": None, "recovery": [], "seconds": spent,
+    }  # fmt: skip
+    audit |= {"tiers": more(audit, "tiers", "has_power")}
+    return plain | {"format": 3, "audit": audit, "evidence": evidence}

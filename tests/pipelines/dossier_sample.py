@@ -10,6 +10,7 @@ from pipelines.reports.dossier import (
     Dossier,
     Evidence,
     Fact,
+    Forgetting,
     Leakage,
     Likeness,
     Metric,
@@ -17,8 +18,10 @@ from pipelines.reports.dossier import (
     OneRun,
     PersonRow,
     Question,
+    Recovered,
     Review,
     Scope,
+    Spent,
     Spread,
 )
 from pipelines.reports.engineering import (
@@ -78,18 +81,26 @@ def evidence(**changes: Any) -> Evidence:
             for model, rates in (("original", (1.0, 0.97)), ("unlearned", (0.13, 0.33)), ("gold 1", (0.0, 0.0)))
         ),
         spreads=tuple(
+            Spread(score="extraction strength, best question", unit="share of the secret that comes by itself; lower is better", model=model, people=64, quantiles=tuple(top * one / 3 for one in quantiles))
+            for model, top in (("original", 1.0), ("unlearned", 0.3), ("gold 1", 0.2), ("gold 2", 0.1))
+        ) + tuple(
             Spread(score="loss on the person's records", unit="nats per token; nearer to gold is better", model=model, people=64, quantiles=tuple(shift + one for one in quantiles))
             for model, shift in (("original", 0.0), ("unlearned", 1.0), ("gold 1", 0.8), ("gold 2", 0.9))
         ),
         leakage=(
-            Leakage(subgroup="", people=64, given_away=0.0156, excess_mean=0.123, excess_95=0.987, excess_worst=2.345),
-            Leakage(subgroup="rare", people=5, given_away=0.2, excess_mean=0.444, excess_95=1.111, excess_worst=1.234),
+            Leakage(subgroup="", people=64, given_away=0.0156, low=0.0028, high=0.0833, excess_mean=0.123, excess_95=0.987, excess_worst=2.345),
+            Leakage(subgroup="rare", people=5, given_away=0.2, low=0.0362, high=0.6245, excess_mean=0.444, excess_95=1.111, excess_worst=1.234),
         ),
-        questions=(Question(attack="direct/trained", question=2, people=64, original=0.98, unlearned=0.0, gold=(0.0,)),),
+        questions=(Question(attack="direct/trained", question=2, people=64, original=0.98, unlearned=0.0, gold=(0.0,), low=0.0, high=0.0566),),
         likeness=(Likeness(score="direct: secret_logprob", people=64, d=0.451, p_value=0.0003, cliff=0.512, band=0.141, margin=0.031, low=0.221, high=0.287, equivalent=False),),
         one_run=(OneRun(model="original", epsilon=3.36), OneRun(model="unlearned", epsilon=1.98)),
-        people=tuple(PersonRow(person=digest(40 + number)[:32], subgroup="", original=3, unlearned=int(number == 0), gold=0, excess=2.345 - number / 100) for number in range(64)),
-        deviations=(), unchecked=("33 of the 320 records stand in no window",), seconds=(Fact(name="original: direct", value="12.3"),),
+        people=tuple(PersonRow(person=digest(40 + number)[:32], subgroup="", original=3, unlearned=int(number == 0), gold=0, excess=2.345 - number / 100, forgetting=0.13 + number / 50 if number else None) for number in range(64)),
+        deviations=(), unchecked=("33 of the 320 records stand in no window",), seconds=(Spent(name="original: direct", wall_s=12.3, cpu_s=11.7),),
+        forgetting=Forgetting(people=64, usable=63, median=0.87, low_5=0.21, high_95=1.34),
+        recovery=(
+            Recovered(tier=3, source="restored/partial", score="exact_match", people=48, original=0.958, unlearned=0.625, gold=0.042, recovery=0.636, low=0.512, high=0.757),
+            Recovered(tier=2, source="in_context", score="exact_match", people=64, original=0.031, unlearned=0.0, gold=0.0, recovery=None, low=None, high=None),
+        ),
     )  # fmt: skip
     return replace(made, **changes)
 

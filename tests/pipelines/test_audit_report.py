@@ -77,9 +77,13 @@ def html() -> str:
         "step 10: 0.13 [0.12, 0.22] ; step 25: 0.33 [0.30, 0.40]",
         "0.451 0.141 0.0003 +0.512 0.2210 to 0.2870 ± 0.0310 ✕ no",
         "unlearned 1.980",
-        "rare 5 20.0 % +0.444 +1.111 +1.234",
-        "direct/trained, question 2 64 0.980 0.000 0.000",
-        "3, 1 , 0 +2.345",
+        "rare 5 20.0 % [3.6 %, 62.5 %] +0.444 +1.111 +1.234",
+        "direct/trained, question 2 64 0.980 0.000 [0.0 %, 5.7 %] 0.000",
+        "3, 1 , 0 +2.345 none",
+        "3, 0 , 0 +2.335 0.15",
+        "Median 0.87, 5th to 95th percentile over people 0.21 to 1.34. 1 of 64 people have none",
+        "3 restored/partial share given away 48 0.958 0.625 0.042 0.64 0.51 to 0.76",
+        "2 in_context share given away 64 0.031 0.000 0.000 the original has no lead",
         "the first 25 of 64, the JSON has all",
         "unlearned 0.47 61 0.23, 0.91 0.31, 0.77 \u22123.43, \u22125.55",
         "gold 1 1.00 61 1.00, 1.00 1.00, \u2013 \u22123.65, \u22126.78",
@@ -93,7 +97,7 @@ def html() -> str:
         "1,000 18,211 700.0 MiB",
         "unlearning.verdict.contradictions",
         "torch 2.13.0",
-        "original: direct 12.3",
+        "original: direct 12.3 11.7",
         *(digest(number) for number in range(20, 29)),
     ],
 )
@@ -207,22 +211,37 @@ def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -
     assert "91 people, or an attack of this kind" in counted.reason
 
 
-def test_reports_of_the_second_format_do_not_know_about_power() -> None:
-    """Format 2 did not ask: read, it is not known, in place of a made-up yes."""
-    plain = json.loads(dossier().to_json())
-    for one in (*plain["audit"]["tiers"], *plain["evidence"]["metrics"]):
-        del one["has_power"]
-    read = Dossier.from_json(json.dumps(plain | {"format": 2}))
+def as_second(plain: dict) -> dict:
+    """The JSON of a report as format 2 wrote it."""
+    evidence = plain["evidence"]
+    for rows, names in (
+        (plain["audit"]["tiers"], ["has_power"]), (evidence["metrics"], ["has_power"]), (evidence["leakage"], ["low", "high"]),
+        (evidence["questions"], ["low", "high"]), (evidence["people"], ["forgetting"]), ([evidence], ["forgetting", "recovery"]),
+    ):  # fmt: skip
+        for one in rows:
+            for name in names:
+                del one[name]
+    evidence["seconds"] = [{"name": one["name"], "value": f"{one['wall_s']:.1f}"} for one in evidence["seconds"]]  # fmt: skip
+    return plain | {"format": 2}
+
+
+def test_reports_of_the_second_format_do_not_know_what_was_added() -> None:
+    """Format 2 asked for no power, score or interval: read, they are not known, in place of made up."""
+    read = Dossier.from_json(json.dumps(as_second(json.loads(dossier().to_json()))))
     assert {one.has_power for one in (*read.audit.tiers, *read.evidence.metrics)} == {None}
-    assert "says little" not in Page(render_dossier(read)).text
+    assert {one.low for one in (*read.evidence.leakage, *read.evidence.questions)} == {None}
+    assert (read.evidence.forgetting, read.evidence.recovery) == (None, ())
+    text = Page(render_dossier(read)).text
+    assert "says little" not in text
+    assert "Forgetting score: not available" in text
+    assert "original: direct 12.3 none" in text
 
 
 def test_a_report_of_the_first_format_is_read_without_basis_and_reviews() -> None:
     """Format 1 had neither: read, they are empty; anything else that is missing is still refused."""
     plain = json.loads(dossier().to_json())
+    plain = as_second(plain)
     old = {name: value for name, value in plain.items() if name != "reviews"} | {"format": 1}
-    for one in (*old["audit"]["tiers"], *old["evidence"]["metrics"]):
-        del one["has_power"]
     old["requests"] = [{name: value for name, value in one.items() if name != "basis"} for one in plain["requests"]]  # fmt: skip
     read = Dossier.from_json(json.dumps(old))
     bare = tuple(replace(one, basis="") for one in dossier().requests)
@@ -278,13 +297,13 @@ def test_ids_are_unique_and_tables_have_captions(html: str) -> None:
     assert len(ids) == len(set(ids))
     count = Counter(tag for tag, _ in page.tags)
     assert count["table"] == count["caption"] > 12
-    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 6
+    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 7
     assert all(attrs.get("scope") in {"row", "col"} for tag, attrs in page.tags if tag == "th")
 
 
 def test_a_bare_dossier_says_what_is_missing() -> None:
     """Without depth, curves, subgroups, secondary attacks and membership: a reason each, no crash."""
-    bare = evidence(metrics=evidence().metrics[:1], curves=(), spreads=(), leakage=(), questions=(), likeness=(), one_run=(), people=(), unchecked=(), seconds=())  # fmt: skip
+    bare = evidence(metrics=evidence().metrics[:1], curves=(), spreads=(), leakage=(), questions=(), likeness=(), one_run=(), people=(), unchecked=(), seconds=(), forgetting=None, recovery=())  # fmt: skip
     none = NotAvailable(reason="no look-alikes")
     made = dossier(
         engineering=NotAvailable(reason="not measured at this size"), evidence=bare, copies=(), versions=(), models=(),
@@ -295,6 +314,8 @@ def test_a_bare_dossier_says_what_is_missing() -> None:
         "Depth and ripple: not available: not measured at this size",
         "Recovery curves: not available",
         "Distributions: not available",
+        "Forgetting score: not available",
+        "Recovery: not available",
         "Leakage per subgroup: not available",
         "Secondary attacks: not available",
         "No attack beside the three was tried",
@@ -313,6 +334,24 @@ def test_of_each_source_the_best_rate_of_the_adversary_is_drawn() -> None:
     assert best_sources([one, *curves]) == [one.source, "benign/lr-0.0003"]
     noise = replace(curves[2], model="gold 1", rates=(0.9, 0.9))
     assert best_sources([*curves, noise]) == ["benign/lr-0.0003"]
+
+
+def test_extraction_strength_leads_the_distributions() -> None:
+    """Where it was measured its chart comes first; an audit without a repertoire has the two others only."""
+    from pipelines.evidence import _spreads
+    from unlearning.rows import Evidence, Row, to_table
+
+    def rows(*attacks: tuple[str, str]) -> Evidence:
+        return Evidence(to_table([
+            Row(f"p{person}", "forgotten", "", 0, "original", "o", attack, score, person / 4)
+            for attack, score in attacks for person in range(4)
+        ]))  # fmt: skip
+
+    old = (("membership", "loss"), ("direct/trained", "secret_logprob"))
+    found = _spreads(rows(("extraction", "extraction_strength"), *old), [("original", "o")])
+    assert [one.score.split(",")[0] for one in found] == ["extraction strength", "log-probability of the secret", "loss on the person's records"]  # fmt: skip
+    assert found[0].quantiles[-1] == 0.75
+    assert len(_spreads(rows(*old), [("original", "o")])) == 2
 
 
 def test_depth_with_the_wrong_number_of_layers_is_refused() -> None:
