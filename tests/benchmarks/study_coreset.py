@@ -1,9 +1,12 @@
 """A core-set chosen by gradients against random ones: `make accept STUDY=unlearning-coreset`.
 
-The pilot's people, original, one gold model and rates. NPO and the pilot's deep method (rau) push all 64 forgotten people, the half that
-gradients choose, or a random half; five seeds of each half, and what comes out is measured of those who were left out, and of all
-(`unlearning.pilot.coresets`). One number of steps for all arms: the smaller of `STEPS` under which both methods, pushing all,
-leave at most one person given away. Trained models and measurements are kept in `.dataworth-accept/studies/unlearning-coreset`.
+The pilot's people, original, one gold model and rates; NPO and the pilot's deep method (rau), five seeds of each choice.
+
+    people     all 64 forgotten people are pushed, the half that gradients choose, or a random half: what is left of those left out?
+    records    0.3 of the 256 records, as in the graph: by gradients, at random, or a random number line of each person first
+
+One number of steps for all arms: the smaller of `STEPS` under which both methods, pushing all, leave at most one person given away.
+Trained models and measurements are kept in `.dataworth-accept/studies/unlearning-coreset`.
 """
 
 import json
@@ -16,7 +19,8 @@ from study_audit import Clock
 from provenance import write_atomic
 from trainer.checkpoint import load_model
 from unlearning.material import prepare as prepare_material
-from unlearning.pilot.coresets import Arm, core_sets_of, differences, measured, student, summary
+from unlearning.pilot.coreset_measures import differences, measured, student, summary
+from unlearning.pilot.coresets import CHOICES, Arm, core_sets_of
 from unlearning.pilot.models import prepare
 from unlearning.pilot.profiles import PILOT
 from unlearning.plan import AttackPlan
@@ -24,7 +28,7 @@ from unlearning.probes import FileTokenizer
 
 STUDY = "unlearning-coreset"
 METHODS = ("npo", "rau")
-SHARE = 0.5
+SHARES = {"people": 0.5, "records": 0.3}
 SEEDS = (0, 1, 2, 3, 4)
 STEPS = (100, 200)
 LIMITS = AttackPlan(fine_tune_steps=(10, 25, 50))
@@ -35,17 +39,29 @@ COMMON = {
 
 
 def arms():
-    """All arms; both methods on all people first, then seed by seed."""
-    halves = [Arm(m, choice, s) for s in SEEDS for choice in ("random", "gradient") for m in METHODS]  # fmt: skip
-    return [*(Arm(method, "all", 0) for method in METHODS), *halves]
+    """All arms; both methods on all people first, then unit by unit and seed by seed."""
+    whole = [Arm(method, "all", 0) for method in METHODS]
+    parts = [
+        Arm(method, choice, seed, unit)
+        for unit, choices in CHOICES.items()
+        for seed in SEEDS
+        for choice in choices
+        for method in METHODS
+        if choice != "all"
+    ]
+    return whole + parts
+
+
+def names(method, choice, unit="people"):
+    """Arms of a choice, by seed."""
+    return [Arm(method, choice, seed, unit).name for seed in SEEDS]
 
 
 def study():
     """Train, choose, push, attack, record."""
     torch.set_num_threads(1)
     site = Site(STATE / STUDY)
-    rows, table = site.rows()
-    figures(rows, table, site)
+    figures(*site.rows(), site)
 
 
 class Site:
@@ -61,7 +77,7 @@ class Site:
         )
         self.original = self.clock.timed("original", self.study.original)
         self.sets = self.clock.timed(
-            "gradients", lambda: core_sets_of(self.study, self.load(self.original), SHARE)
+            "gradients", lambda: core_sets_of(self.study, self.load(self.original), SHARES)
         )
 
     def load(self, folder):
@@ -100,50 +116,53 @@ class Site:
                 return steps
         return STEPS[-1]
 
+    def row(self, arm, steps):
+        """Measures of all people of an arm, of those with a pushed number line and of those left out."""
+        if arm.choice == "all":
+            measures = self.measures(f"{arm.name}-step-{steps}", self.whole(arm.method, steps))
+        else:
+            folder = self.clock.timed(arm.name, lambda: self.sets.unlearned(arm, steps))
+            measures = self.measures(arm.name, folder)
+        everybody, pushed = set(self.sets.people), self.sets.touched(arm)
+        groups = {"all": everybody, "pushed": pushed}
+        if (
+            arm.unit == "people" and arm.choice != "all"
+        ):  # of records, hardly anybody may be left out
+            groups["rest"] = everybody - pushed
+        row = {
+            f"{group} {measure}": value
+            for group, own in groups.items()
+            for measure, value in summary(measures, own).items()
+            if group == "all" or measure not in {"retained", "answered"}
+        }
+        return row | {"coverage": self.sets.covered(arm), "touched": len(pushed)}
+
     def rows(self):
-        """Name of an arm -> measures of those left out, of all and of the pushed; and the table."""
+        """Name of an arm -> its row; the table; the steps."""
         gold = self.clock.timed("gold-0", lambda: self.study.gold(0))
-        people = self.sets.people
         table = [
-            {"model": name, "all": summary(self.measures(name, folder), people)}
+            {"model": name, "all": summary(self.measures(name, folder), self.sets.people)}
             for name, folder in (("original", self.original), ("gold", gold))
         ]
-        steps = self.steps()
-        rows = {"steps": steps}
+        steps, rows = self.steps(), {}
         for arm in arms():
-            if arm.choice == "all":
-                measures = self.measures(f"{arm.name}-step-{steps}", self.whole(arm.method, steps))
-            else:
-                folder = self.clock.timed(arm.name, lambda arm=arm: self.sets.unlearned(arm, steps))
-                measures = self.measures(arm.name, folder)
-            pushed = self.sets.chosen(arm)
-            groups = {"all": people, "pushed": pushed, "rest": set(people) - set(pushed)}
-            rows[arm.name] = {
-                f"{group} {measure}": value
-                for group, own in groups.items()
-                if own
-                for measure, value in summary(measures, own).items()
-            }
-            if arm.choice != "all":
-                rows[arm.name] |= {f"{k} coverage": v for k, v in self.sets.covered(arm).items()}
+            rows[arm.name] = self.row(arm, steps)
             print(arm.name, rows[arm.name], flush=True)  # noqa: T201
         for method in METHODS:
             table.append({"model": f"{method}, all", "by": rows[Arm(method, "all", 0).name]})
-            for choice in ("gradient", "random"):
-                own = [rows[Arm(method, choice, seed).name] for seed in SEEDS]
-                table.append(
-                    {"model": f"{method}, {choice}"}
-                    | {key: list(student([one[key] for one in own])) for key in own[0]}
-                )
-        return rows, table
+            for unit, choices in CHOICES.items():
+                for choice in choices:
+                    if choice == "all":
+                        continue
+                    own = [rows[name] for name in names(method, choice, unit)]
+                    line = {key: list(student([one[key] for one in own])) for key in own[0]}
+                    table.append({"model": f"{method}, {unit} by {choice}"} | line)
+        return rows, table, steps
 
 
-def figures(rows, table, site):
-    """Nineteen lines."""
-    note = (
-        f"{rows['steps']} steps, {site.sets.count} of {len(site.sets.people)} people pushed; interval: t over {len(SEEDS)} pairs of a gradient "
-        "run and a random draw"
-    )
+def figures(rows, table, steps, site):
+    """Twenty-five lines."""
+    note = f"{steps} steps; interval: t over {len(SEEDS)} seeds, each with a draw and a training of its own"
 
     def line(name, values, bar, unit, *, kind="hypothesis", spread="t over pairs", **more):
         mean, low, high = student(values)
@@ -161,14 +180,15 @@ def figures(rows, table, site):
         )  # fmt: skip
 
     def choices(method, measure):
-        return differences(rows, (method, "gradient"), (method, "random"), measure, SEEDS)
+        return differences(rows, names(method, "gradient"), names(method, "random"), measure)
 
-    line("coverage", choices("npo", "rest coverage"), "low > 0", "cosine", kind="requirement")
+    line("coverage", choices("npo", "coverage"), "low > 0", "cosine", kind="requirement")
     original, gold = (one["all"]["recovered"] for one in table[:2])
     size = len(site.sets.people)
     single("attack", original, ">= 0.9", original >= 0.9, "share", size)
     single("gold", gold, "<= 0.04", gold <= 0.04, "share", size)
-    pushed = {m: [rows[a.name]["pushed direct"] for a in arms() if a.method == m] for m in METHODS}
+    whole = [arm for arm in arms() if arm.unit == "people"]
+    pushed = {m: [rows[a.name]["pushed direct"] for a in whole if a.method == m] for m in METHODS}
     line(
         "pushed",
         max(pushed.values(), key=sum),
@@ -179,14 +199,21 @@ def figures(rows, table, site):
     )
     for method in METHODS:
         line(f"{method}_recovered", choices(method, "rest recovered"), "high < 0", "share")
-        own = [rows[Arm(method, "gradient", seed).name]["rest recovered"] for seed in SEEDS]
+        own = [rows[name]["rest recovered"] for name in names(method, "gradient")]
         line(f"{method}_erases", own, "<= 0.05", "share", spread="t over seeds")
         line(f"{method}_direct", choices(method, "rest direct"), "high < 0", "share")
         line(f"{method}_recovered_all", choices(method, "all recovered"), "high < 0", "share")
         line(f"{method}_membership", choices(method, "rest membership"), "high < 0", "AUC")
         line(f"{method}_retained", choices(method, "all retained"), "high <= 0.1", "nats per token")
+        mine, drawn, spread = (names(method, c, "records") for c in CHOICES["records"])
+        apart = differences(rows, mine, drawn, "all recovered")
+        line(f"records_{method}_recovered", apart, "high < 0", "share")
+        apart = differences(rows, mine, spread, "all recovered")
+        line(f"records_{method}_spread", apart, "high < 0", "share")
+        own = [rows[name]["all recovered"] for name in mine]
+        line(f"records_{method}_erases", own, "<= 0.05", "share", spread="t over seeds")
     for choice in ("random", "gradient"):
-        deep = differences(rows, ("rau", choice), ("npo", choice), "rest recovered", SEEDS)
+        deep = differences(rows, names("rau", choice), names("npo", choice), "rest recovered")
         line(f"deep_{choice}", deep, "high < 0", "share")
     seconds = sum(site.clock.spent.values())
     spent = ", ".join(f"{name} {value:.0f}" for name, value in site.clock.spent.items())

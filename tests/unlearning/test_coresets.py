@@ -16,14 +16,8 @@ from unlearning.errors import PlanError
 from unlearning.material import prepare as prepare_material
 from unlearning.methods.coreset import core_records, core_set, coverage, random_set
 from unlearning.methods.forget_retain import ForgetConfig, Forgotten
-from unlearning.pilot.coresets import (
-    Arm,
-    core_sets_of,
-    differences,
-    measured,
-    student,
-    summary,
-)
+from unlearning.pilot.coreset_measures import differences, measured, student, summary
+from unlearning.pilot.coresets import Arm, core_sets_of
 from unlearning.pilot.models import KEY, prepare
 from unlearning.pilot.profiles import SMOKE, Forgetting
 from unlearning.plan import AttackPlan
@@ -99,15 +93,16 @@ def sets(tmp_path_factory):
     profile = dataclasses.replace(SMOKE, counts=few, pages=2, steps=2, methods=methods)
     study = prepare(tmp_path_factory.mktemp("coresets"), profile)
     model = load_model(study.original(), profile.model(study.vocab_size)).eval()
-    return core_sets_of(study, model, 0.5)
+    return core_sets_of(study, model, {"people": 0.5, "records": 0.3})
 
 
 def test_an_arm_pushes_its_people_and_retains_nobody_of_the_forgotten(sets):
     """Its sealed file holds the chosen people's lines, all of them; everybody who is to be forgotten is excluded from its batches."""
     for arm in (Arm("npo", "random", 3), Arm("npo", "gradient", 3), Arm("npo", "all", 0)):
         sets.unlearned(arm, 1)
-        chosen = sets.chosen(arm)
+        chosen = {one.subject for one in sets.chosen(arm)}
         assert len(chosen) == (6 if arm.choice == "all" else 3)
+        assert sets.touched(arm) == chosen
         lines = unseal(KEY, (sets.study.folder / f"{arm.name}.sealed").read_bytes()).splitlines()
         pushed = [json.loads(line)["subject"] for line in lines]
         assert {person: pushed.count(person) for person in chosen} == dict.fromkeys(chosen, 4)
@@ -118,16 +113,31 @@ def test_an_arm_pushes_its_people_and_retains_nobody_of_the_forgotten(sets):
         assert set(gone) == {one.record_id for one in sets.study.people["forgotten"]}
         assert run["config"]["extra"]["sealed"]["file"] == f"../{arm.name}.sealed"
         assert run["seed"] == arm.seed
-    with pytest.raises(ValueError, match="expected a choice of"):
-        sets.chosen(Arm("npo", "half", 0))
+    for wrong in (Arm("npo", "half", 0), Arm("npo", "all", 0, "records")):
+        with pytest.raises(ValueError, match="expected a choice of"):
+            sets.chosen(wrong)
+
+
+def test_records_are_pushed_one_by_one_or_spread_over_people(sets):
+    """0.3 of 24 lines are seven by each choice; spread ones hold a number line of each of six people, and another seed draws others."""
+    for choice in ("gradient", "random", "spread"):
+        chosen = [one.record_id for one in sets.chosen(Arm("npo", choice, 0, "records"))]
+        assert len(chosen) == len(set(chosen)) == 7
+        again = [one.record_id for one in sets.chosen(Arm("npo", choice, 1, "records"))]
+        assert (chosen == again) == (choice == "gradient")
+    for seed in range(5):
+        assert sets.touched(Arm("npo", "spread", seed, "records")) == set(sets.people)
+    few = dataclasses.replace(sets, shares={"records": 0.125})
+    for seed in range(5):  # three lines: three people
+        assert len(few.touched(Arm("npo", "spread", seed, "records"))) == 3
 
 
 def test_the_gradient_set_covers_more_than_draws_do(sets):
-    """Of the people left out, on average over ten draws; of all people, more than any draw."""
-    best = sets.covered(Arm("npo", "gradient", 0))
-    draws = [sets.covered(Arm("npo", "random", seed)) for seed in range(10)]
-    assert best["all"] >= max(one["all"] for one in draws) - 1e-12
-    assert best["rest"] > np.mean([one["rest"] for one in draws])
+    """Of people or records left out, on average over ten draws; who leaves nobody out has covered everybody."""
+    for unit in ("people", "records"):
+        draws = [sets.covered(Arm("npo", "random", seed, unit)) for seed in range(10)]
+        assert sets.covered(Arm("npo", "gradient", 0, unit)) > np.mean(draws)
+    assert sets.covered(Arm("npo", "all", 0)) == 1.0
 
 
 def test_everybody_is_measured(sets):
@@ -167,7 +177,10 @@ def test_the_arithmetic_of_the_study_on_rows_made_by_hand():
         for choice, values in (("gradient", (0.5, 0.4, 0.6)), ("random", (0.4, 0.4, 0.3)))
         for seed, value in enumerate(values)
     }
-    gaps = differences(rows, ("npo", "gradient"), ("npo", "random"), "x", (0, 1, 2))
+    arms = [
+        [Arm("npo", choice, seed).name for seed in range(3)] for choice in ("gradient", "random")
+    ]
+    gaps = differences(rows, *arms, "x")
     assert gaps == pytest.approx([0.1, 0.0, 0.3])
     # t(0.975, 2) = 4.302653; s = 0.152753
     mean, low, high = student(gaps)

@@ -1,51 +1,44 @@
-"""Which half of the forgotten people is pushed, and what that does to the other half: by gradients, at random, or all of them.
+"""Which part of the forgotten people, or of their records, is pushed: by gradients, at random, or all.
 
 ::
 
-    arm = (method, choice, seed)        choice: all | gradient | random         rest = forgotten people who are not pushed
+    arm = (method, choice, seed, unit)
 
-    people ─▶ gradient per person ─▶ core_set ───┐
-                            random_set(seed) ────┼─▶ sealed file ─▶ run of the method ─▶ asked, attacked, told apart
-                                   all ──────────┘   (of the pushed)  (retains nobody of the forgotten)
+    records ─▶ sketched gradient of each ─▶ core_set ───┐
+                                   random_set(seed) ────┼─▶ sealed file ─▶ run of the method ─▶ asked, attacked, told apart
+                                          all ──────────┘   (of the pushed)  (retains nobody of the forgotten)
 
-People are the unit, not records: the three lines with a person's number share the secret, and whoever has one line pushed is not left out.
-A person's gradient is the sum over the person's lines. All arms have the same steps and push the same number of records, so that each
-record of a half is pushed twice as often as one of all.
+**unit "people"**: all lines of a person are pushed or none, so that it is clear who was left out. A person's gradient is the sum over the lines.
+**unit "records"**: single lines, as in the graph. Three lines of a person share a number, and pushing one pushes all three; `spread`
+(a random number line of each person first) is the control that knows whose line is whose and asks no gradient.
 
-A gradient core-set is one set, a random one is a draw: the difference of the two is taken by pairs of trainings, gradient with seed s less random
-draw s with seed s, and its interval is Student's over the pairs. It holds what another draw *and* another training would change.
+All arms have the same steps and push the same number of records, so that each record of a half is pushed twice as often as one of all.
+`coreset_measures` says what is measured and how arms are compared.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unlearning.attacks.fine_tune import attacked, drawn_batches
-from unlearning.attacks.membership import losses
 from unlearning.methods.coreset import core_set, coverage, random_set, sketched_gradients
 from unlearning.methods.forget_retain import Forgotten
-from unlearning.people import by_subject
 from unlearning.pilot.models import KEY, record_lines
-from unlearning.probes import FileTokenizer, secret_in, trained_probes, unseen_probes
-from unlearning.scoring import score_probes
-from unlearning.statistics import auc
+from unlearning.probes import FileTokenizer, secret_in, trained_probes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from trainer.model import Transformer
-    from unlearning.material import Material
     from unlearning.people import Record
     from unlearning.pilot.models import Study
 
-CHOICES = ("all", "gradient", "random")
+CHOICES = {"people": ("all", "gradient", "random"), "records": ("gradient", "random", "spread")}
+"""Unit → how a part is chosen."""
 _STREAM = 31
 
 
@@ -55,14 +48,17 @@ class Arm:
 
     method: str
     choice: str
-    """One of `CHOICES`."""
+    """One of the unit's `CHOICES`."""
     seed: int
     """Of the run, and of a random draw."""
+    unit: str = "people"
+    """What is chosen: people or records."""
 
     @property
     def name(self) -> str:
         """Name of its run."""
-        return f"{self.method}-{self.choice}-{self.seed}"
+        unit = "" if self.unit == "people" else f"-{self.unit}"
+        return f"{self.method}{unit}-{self.choice}-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,37 +66,52 @@ class CoreSets:
     """A study whose forgotten people are pushed in part."""
 
     study: Study
-    count: int
-    """People of a core-set."""
+    shares: dict[str, float]
+    """Unit → share that is pushed, in (0, 1]."""
+    records: tuple[Record, ...]
+    """All forgotten records, R."""
+    sketches_RP: NDArray[np.float64]
+    """Sketched gradient of each at the original."""
     people: tuple[str, ...]
     """All forgotten people, N."""
     gradients_NP: NDArray[np.float64]
-    """One sketched gradient per person, at the original."""
+    """One per person: the sum of the person's."""
 
-    def chosen(self, arm: Arm) -> tuple[str, ...]:
-        """People whom an arm pushes.
+    def chosen(self, arm: Arm) -> list[Record]:
+        """Records that an arm pushes.
 
         Raises:
-            ValueError: for a choice that is none.
+            ValueError: for a choice that its unit does not have.
         """
-        size = len(self.people)
-        if arm.choice == "all":
-            places = list(range(size))
-        elif arm.choice == "gradient":
-            places = sorted(core_set(self.gradients_NP, self.count))
-        elif arm.choice == "random":
-            places = random_set(size, self.count, np.random.default_rng([_STREAM, arm.seed]))
+        if arm.choice not in CHOICES.get(arm.unit, ()):
+            raise ValueError(f"expected a choice of {CHOICES}, got {arm.choice!r} of {arm.unit!r}")
+        generator = np.random.default_rng([_STREAM, arm.seed])
+        share = self.shares[arm.unit]
+        if arm.unit == "people":
+            own = {self.people[place] for place in self._places(arm.choice, self.gradients_NP, share, generator)}  # fmt: skip
+            return [one for one in self.records if one.subject in own]
+        if arm.choice == "spread":
+            places = self._spread(max(1, round(share * len(self.records))), generator)
         else:
-            raise ValueError(f"expected a choice of {CHOICES}, got {arm.choice!r}")
-        return tuple(self.people[place] for place in places)
+            places = self._places(arm.choice, self.sketches_RP, share, generator)
+        return [self.records[place] for place in places]
 
-    def covered(self, arm: Arm) -> dict[str, float]:
-        """Mean coverage of all people and of those left out, see `coverage`."""
-        chosen = set(self.chosen(arm))
-        places = [n for n, person in enumerate(self.people) if person in chosen]
-        covered_N = coverage(self.gradients_NP, places)
-        rest = [n for n in range(len(self.people)) if n not in places]
-        return {"all": float(covered_N.mean()), "rest": float(covered_N[rest].mean())}
+    def touched(self, arm: Arm) -> set[str]:
+        """People of whom a line with the number is pushed."""
+        return {one.subject for one in self.chosen(arm) if secret_in(one.text)}
+
+    def covered(self, arm: Arm) -> float:
+        """Mean coverage (see `coverage`) of what an arm leaves out, people or records; 1 if it leaves nothing out."""
+        chosen = self.chosen(arm)
+        if arm.unit == "people":
+            names, gradients_NP = self.people, self.gradients_NP
+            own = {one.subject for one in chosen}
+        else:
+            names, gradients_NP = tuple(one.record_id for one in self.records), self.sketches_RP
+            own = {one.record_id for one in chosen}
+        places = [place for place, name in enumerate(names) if name in own]
+        rest = [place for place, name in enumerate(names) if name not in own]
+        return float(coverage(gradients_NP, places)[rest].mean()) if rest else 1.0
 
     def unlearned(self, arm: Arm, steps: int, stride: int = 0) -> Path:
         """The arm's last checkpoint; trained at the first call.
@@ -115,145 +126,52 @@ class CoreSets:
 
         file = f"{arm.name}.sealed"
         if not (self.study.folder / file).exists():  # a seal has a random nonce
-            own = set(self.chosen(arm))
-            pushed = [one for one in self.study.people["forgotten"] if one.subject in own]
-            write_atomic(self.study.folder / file, seal(KEY, record_lines(pushed)))
+            sealed = seal(KEY, record_lines(self.chosen(arm)))
+            write_atomic(self.study.folder / file, sealed)
         return self.study.forgotten_run(
             arm.name, arm.method, steps=steps, stride=stride or steps, sealed=file, seed=arm.seed
         )
 
+    @staticmethod
+    def _places(
+        choice: str, gradients_NP: NDArray[np.float64], share: float, generator: np.random.Generator
+    ) -> list[int]:
+        size = len(gradients_NP)
+        count = max(1, round(share * size))
+        if choice == "all":
+            return list(range(size))
+        if choice == "gradient":
+            return sorted(core_set(gradients_NP, count))
+        return random_set(size, count, generator)
 
-def core_sets_of(study: Study, original: Transformer, share: float) -> CoreSets:
+    def _spread(self, count: int, generator: np.random.Generator) -> list[int]:
+        """A random number line of each person, people in random order, then any lines."""
+        lines: dict[str, list[int]] = {}
+        for place, one in enumerate(self.records):
+            if secret_in(one.text):
+                lines.setdefault(one.subject, []).append(place)
+        first = [own[generator.integers(len(own))] for own in lines.values()]
+        first = [first[place] for place in generator.permutation(len(first))]
+        left = [place for place in range(len(self.records)) if place not in first]
+        rest = [left[place] for place in generator.permutation(len(left))]
+        return sorted([*first, *rest][:count])
+
+
+def core_sets_of(study: Study, original: Transformer, shares: dict[str, float]) -> CoreSets:
     """Gradients of the study's forgotten people.
 
     Args:
         study: with its original trained.
         original: that model.
-        share: of the people in a core-set, in (0, 1].
+        shares: unit → share that is pushed, in (0, 1].
     """
     tokenizer = FileTokenizer(study.folder / "tokenizer.json")
+    known = {one.record_id: one for one in study.people["forgotten"]}
     probes = trained_probes(study.people["forgotten"], tokenizer)
     cut = [Forgotten((*p.prompt_tokens, *p.secret_tokens), len(p.prompt_tokens)) for p in probes]
     sketches_RP = sketched_gradients(original, cut)
     people = tuple(sorted({probe.subject_id for probe in probes}))
     owners = np.array([probe.subject_id for probe in probes])
     gradients_NP = np.stack([sketches_RP[owners == person].sum(0) for person in people])
-    return CoreSets(study, max(1, round(share * len(people))), people, gradients_NP)
-
-
-def measured(model: Transformer, study: Study, material: Material) -> dict[str, Any]:
-    """What a model gives away of each forgotten person, and what it costs those who stay.
-
-    Args:
-        model: any model of the study, not changed.
-        study: people.
-        material: batches and budget of the fine-tuning attack, records for the losses.
-
-    Returns:
-        `people`: person → `direct` (0 or 1: some question brings the number out), `steps` (step of the attack → the same) and `loss` (mean
-        over the person's records, nats per token); `strangers`: the same loss of each look-alike; `retained`: mean loss over retained
-        records; `answered`: share of retained people whose number still comes out.
-    """
-    tokenizer = FileTokenizer(study.folder / "tokenizer.json")
-    forgotten = study.people["forgotten"]
-    found: dict[str, Any] = {
-        person: {"direct": given, "steps": {}}
-        for person, given in _given_away(model, forgotten, tokenizer).items()
-    }
-    limits = material.limits
-    batches = [[material.retained[i].tokens for i in batch] for batch in drawn_batches(material)]
-    for step, after in attacked(model, batches, limits.fine_tune_lr, limits.fine_tune_steps):
-        for person, given in _given_away(after, forgotten, tokenizer).items():
-            found[person]["steps"][str(step)] = given
-    for person, loss in _losses(model, material, "forgotten").items():
-        found[person]["loss"] = loss
-    stayed = _given_away(model, study.people["retained"], tokenizer)
-    return {
-        "people": found,
-        "strangers": list(_losses(model, material, "lookalikes").values()),
-        "retained": float(np.mean(list(_losses(model, material, "retained").values()))),
-        "answered": float(np.mean(list(stayed.values()))),
-    }
-
-
-def summary(measures: Mapping[str, Any], people: Collection[str]) -> dict[str, float]:
-    """What was measured, of some of the forgotten people.
-
-    Args:
-        measures: of `measured`.
-        people: whom to look at, at least one.
-
-    Returns:
-        `direct` and `recovered` (best step of the attack), shares; `membership`, AUC of minus the loss against strangers; `retained` and
-        `answered` as they are.
-    """
-    own = [measures["people"][person] for person in sorted(people)]
-    rates = [np.mean([one["steps"][step] for one in own]) for step in own[0]["steps"]]
-    members_N = -np.array([one["loss"] for one in own])
-    return {
-        "direct": float(np.mean([one["direct"] for one in own])),
-        "recovered": float(max(rates)),
-        "membership": auc(members_N, -np.array(measures["strangers"])),
-        "retained": measures["retained"],
-        "answered": measures["answered"],
-    }
-
-
-def student(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean with its two-sided 95 % interval of Student's t.
-
-    Args:
-        values: at least two, independent.
-
-    Returns:
-        (mean, low, high); mean ± t(0.975, n - 1) · s / sqrt(n).
-
-    Raises:
-        ValueError: for fewer than two values, which have no spread.
-    """
-    from scipy.stats import t
-
-    count = len(values)
-    if count < 2:
-        raise ValueError(f"expected at least two values for an interval, got {count}")
-    mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
-    half = float(t.ppf(0.975, count - 1)) * spread / math.sqrt(count)
-    return mean, mean - half, mean + half
-
-
-def differences(
-    rows: Mapping[str, Mapping[str, float]], first: tuple[str, str], second: tuple[str, str], measure: str, seeds: Sequence[int]
-) -> list[float]:  # fmt: skip
-    """One arm less another, by seed.
-
-    Args:
-        rows: name of an arm → measure → value.
-        first: its method and choice.
-        second: the other's.
-        measure: key of the values.
-        seeds: which pairs.
-    """
-    return [
-        rows[Arm(*first, seed).name][measure] - rows[Arm(*second, seed).name][measure]
-        for seed in seeds
-    ]
-
-
-def _given_away(
-    model: Transformer, records: Sequence[Record], tokenizer: FileTokenizer
-) -> dict[str, float]:
-    """Person → 1.0 if the number comes out in some phrasing, trained or not."""
-    numbered = [one for one in records if secret_in(one.text)]
-    probes = [*trained_probes(numbered, tokenizer), *unseen_probes(records, tokenizer)]
-    found = dict.fromkeys(by_subject(numbered), 0.0)
-    for probe, exact in zip(probes, score_probes(model, probes).exact_N, strict=True):
-        found[probe.subject_id] = max(found[probe.subject_id], float(exact))
-    return found
-
-
-def _losses(model: Transformer, material: Material, population: str) -> dict[str, float]:
-    """Person → mean loss over the person's records."""
-    own: dict[str, list[float]] = {}
-    for one in losses(model, getattr(material, population), population, "membership"):
-        own.setdefault(one.subject, []).append(one.value)
-    return {person: float(np.mean(values)) for person, values in sorted(own.items())}
+    records = tuple(known[probe.record_id] for probe in probes)
+    return CoreSets(study, shares, records, sketches_RP, people, gradients_NP)
