@@ -10,10 +10,11 @@ Trained models and measurements are kept in `.dataworth-accept/studies/unlearnin
 """
 
 import json
+import tomllib
 
 import torch
 from corpora import STATE
-from figures import record
+from figures import HERE, record
 from study_audit import Clock
 
 from provenance import write_atomic
@@ -33,6 +34,7 @@ SEEDS = (0, 1, 2, 3, 4)
 STEPS = (100, 200)
 LIMITS = AttackPlan(fine_tune_steps=(10, 25, 50))
 MOST = 1200  # CPU seconds
+BARS = tomllib.loads((HERE / "acceptance.toml").read_text())
 COMMON = {
     "packages": ("torch", "numpy", "scipy"), "command": f"make accept STUDY={STUDY}", "seeds": [PILOT.seed, *SEEDS],
 }  # fmt: skip
@@ -164,25 +166,31 @@ def figures(rows, table, steps, site):
     """Twenty-five lines."""
     note = f"{steps} steps; interval: t over {len(SEEDS)} seeds, each with a draw and a training of its own"
 
-    def line(name, values, bar, unit, *, kind="hypothesis", spread="t over pairs", **more):
+    def line(
+        name, values, bar, unit, *, kind="hypothesis", spread="t over pairs", note=note, **more
+    ):
         mean, low, high = student(values)
         number = float(bar.split()[-1])
         holds = {"high <": high < number, "high <=": high <= number, "low >": low > number, "<=": mean <= number}  # fmt: skip
         record(
             "accept.jsonl", f"unlearning.coreset.{name}", estimate=mean, low=low, high=high, level=0.95, unit=unit, n=len(values),
-            spread=spread, bar=bar, holds=holds[bar.rsplit(" ", 1)[0]], what=name, note=note, kind=kind, **COMMON, **more,
+            spread=spread, bar=bar, holds=holds[bar.rsplit(" ", 1)[0]], what=BARS[f"unlearning.coreset.{name}"]["what"], note=note, kind=kind, **COMMON, **more,
         )  # fmt: skip
 
     def single(name, value, bar, holds, unit, n, kind="requirement", words=note):
         record(
             "accept.jsonl", f"unlearning.coreset.{name}", estimate=value, low=None, high=None, level=None, unit=unit, n=n,
-            spread="one model" if n != 1 else "one run", bar=bar, holds=holds, what=name, note=words, kind=kind, **COMMON,
+            spread="one model" if n != 1 else "one run", bar=bar, holds=holds, what=BARS[f"unlearning.coreset.{name}"]["what"], note=words, kind=kind, **COMMON,
         )  # fmt: skip
 
     def choices(method, measure):
         return differences(rows, names(method, "gradient"), names(method, "random"), measure)
 
-    line("coverage", choices("npo", "coverage"), "low > 0", "cosine", kind="requirement")
+    between, within = site.sets.cosines()
+    words = f"mean cosine of gradients: of two people {between:.3f}, of two number lines of one person {within:.3f}"
+    line(
+        "coverage", choices("npo", "coverage"), "low > 0", "cosine", kind="requirement", note=words
+    )
     original, gold = (one["all"]["recovered"] for one in table[:2])
     size = len(site.sets.people)
     single("attack", original, ">= 0.9", original >= 0.9, "share", size)

@@ -21,7 +21,7 @@ from unlearning.pilot.coresets import Arm, core_sets_of
 from unlearning.pilot.models import KEY, prepare
 from unlearning.pilot.profiles import SMOKE, Forgetting
 from unlearning.plan import AttackPlan
-from unlearning.probes import FileTokenizer
+from unlearning.probes import FileTokenizer, secret_in
 
 
 @given(st.integers(1, 60), st.data())
@@ -138,6 +138,17 @@ def test_the_gradient_set_covers_more_than_draws_do(sets):
         draws = [sets.covered(Arm("npo", "random", seed, unit)) for seed in range(10)]
         assert sets.covered(Arm("npo", "gradient", 0, unit)) > np.mean(draws)
     assert sets.covered(Arm("npo", "all", 0)) == 1.0
+
+
+def test_cosines_tell_people_from_lines_of_one_person(sets):
+    """Sketches made by hand: each person a direction of its own, the line without the number against it."""
+    towards = np.eye(len(sets.people))
+    places = [sets.people.index(one.subject) for one in sets.records]
+    signs = np.array([1.0 if secret_in(one.text) else -1.0 for one in sets.records])
+    made = dataclasses.replace(
+        sets, sketches_RP=towards[places] * signs[:, None], gradients_NP=towards
+    )
+    assert made.cosines() == pytest.approx((0.0, 1.0))
 
 
 def test_everybody_is_measured(sets):

@@ -113,6 +113,17 @@ class CoreSets:
         rest = [place for place, name in enumerate(names) if name not in own]
         return float(coverage(gradients_NP, places)[rest].mean()) if rest else 1.0
 
+    def cosines(self) -> tuple[float, float]:
+        """Mean cosine of the gradients of two people, and of two number lines of one person: along what a push can spread."""
+        unit_NP = self.gradients_NP / np.linalg.norm(self.gradients_NP, axis=1, keepdims=True)
+        unit_RP = self.sketches_RP / np.linalg.norm(self.sketches_RP, axis=1, keepdims=True)
+        owner_R = np.array([one.subject for one in self.records])
+        numbered_R = np.array([secret_in(one.text) is not None for one in self.records])
+        same_RR = (owner_R[:, None] == owner_R) & (numbered_R[:, None] & numbered_R)
+        same_RR &= ~np.eye(len(owner_R), dtype=bool)
+        apart_NN = ~np.eye(len(unit_NP), dtype=bool)
+        return float((unit_NP @ unit_NP.T)[apart_NN].mean()), float((unit_RP @ unit_RP.T)[same_RR].mean())  # fmt: skip
+
     def unlearned(self, arm: Arm, steps: int, stride: int = 0) -> Path:
         """The arm's last checkpoint; trained at the first call.
 
