@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.anatomy import engineering_settings
 from pipelines.erasure.batches import BATCH_FILE
-from pipelines.erasure.choosing import CORE_SET, CORE_SHARE, EXACT, asked_method, known
+from pipelines.erasure.choosing import CORE_SETS, CORE_SHARE, EXACT, asked_method, known
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
@@ -224,7 +224,7 @@ def swept(method: str) -> tuple[str, dict[str, str]]:
     """A method's rate and the settings in which it differs from its published defaults, chosen on validation people where a sweep was run."""
     from unlearning.methods.settings import SWEPT
 
-    return SWEPT.get("npo" if method == CORE_SET else method, (UNLEARN_LR, {}))
+    return SWEPT.get("npo" if method in CORE_SETS else method, (UNLEARN_LR, {}))
 
 
 def method_of(site: "Site", erasure: "Result") -> str:
@@ -250,6 +250,17 @@ def adapters_of(site: "Site", method: str) -> int:
     return 0 if method in (EXACT, SHARDED) else rank
 
 
+def settings_in_run(method: str) -> tuple[str, dict[str, Any]]:
+    """Entry of an approximate method's run, and what its `extra` says of the method."""
+    entry, settings = "unlearning.methods.objective:run", swept(method)[1]
+    if method == "npo":
+        return NPO_ENTRY, {**settings}
+    if method in CORE_SETS:
+        part = {"core_set": CORE_SHARE, "core_choice": CORE_SETS[method]}
+        return entry, {"method": "npo", **part, "settings": settings}
+    return "unlearning.methods.edits:run" if method in EDITS else entry, {"method": method}
+
+
 def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> dict[str, Any]:
     """What a method changes of the recipe: its entry, its steps and what it starts from."""
     if (
@@ -261,17 +272,10 @@ def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> 
         "sealed": _sealed_paths(site, erasure, anywhere),
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
     }
-    entry = "unlearning.methods.objective:run"
-    rate, settings = swept(method)
-    if method == "npo":
-        entry, extra = NPO_ENTRY, extra | settings
-    elif method == CORE_SET:
-        extra |= {"method": "npo", "core_set": CORE_SHARE, "settings": settings}
-    else:
-        extra |= {"method": method}
-        entry = "unlearning.methods.edits:run" if method in EDITS else entry
+    entry, own = settings_in_run(method)
+    extra |= own
     how = {
-        "entry": entry, "steps": site.size.unlearn_steps, "lr": rate, "init": site.home.path / checkpoint["checkpoint"],
+        "entry": entry, "steps": site.size.unlearn_steps, "lr": swept(method)[0], "init": site.home.path / checkpoint["checkpoint"],
         "init_root": checkpoint["root"], "extra": extra,
     }  # fmt: skip
     if rank := adapters_of(site, method):
