@@ -338,7 +338,7 @@ def packed_sizes(byte_C: NDArray[np.uint8], border_N1: Integers) -> NDArray[np.i
     if some_N.any():
         # All texts in one call: a call for each lets go of the interpreter's lock, and waits for it, as often as there are texts.
         packed = compressor.multi_compress_to_buffer(
-            zstandard.BufferWithSegments(byte_C, segment_N2[some_N].tobytes()), threads=1
+            zstandard.BufferWithSegments(byte_C.data, segment_N2[some_N].tobytes()), threads=1
         )
         lengths = [len(packed[at]) for at in range(len(packed))]
         size_N[some_N] = np.array(lengths) - len(compressor.compress(b""))

@@ -237,31 +237,26 @@ def _each(found_C: NDArray[np.bool_], border_N1: Integers) -> Integers:
 
 def _run_characters(code_C: Codes, border_N1: Integers) -> Integers:
     """Characters of each text in a run of RUN_CHARACTERS or more equal ones, white space apart."""
-    # Entry i says that characters i and i + 1 are equal; so many that they are blocks of four.
-    same_C = np.zeros(-(-len(code_C) // 4) * 4, np.bool_)
-    np.equal(code_C[1:], code_C[:-1], out=same_C[: max(len(code_C) - 1, 0)])
+    # Entry 4 + i says that characters i and i + 1 are equal; the first four and the last four entries say nothing.
+    same_C = np.zeros(4 * (len(code_C) // 4 + 3), np.bool_)
+    np.equal(code_C[1:], code_C[:-1], out=same_C[4 : 4 + max(len(code_C) - 1, 0)])
     inner = border_N1[(border_N1 > 0) & (border_N1 < len(code_C))]
-    same_C[inner - 1] = False
-    # Nine in a row hold a whole block, wherever they begin; the row ends within three entries of its first and last whole one.
-    whole_B = np.flatnonzero(same_C.view("<u4") == _FOUR)
+    same_C[inner + 3] = False
+    # Nine in a row hold a whole block of four, wherever they begin, and end within three entries of the first and the last of them.
+    whole_B = np.flatnonzero(same_C.view(np.uint32) == _FOUR)
     # Indentation is made of runs of spaces, and code is not to pay for it.
-    whole_B = whole_B[~_white(code_C[4 * whole_B])]
-    joined_B = whole_B[1:] == whole_B[:-1] + 1
-    first_R = 4 * whole_B[np.append(True, ~joined_B)[: len(whole_B)]]
-    end_R = 4 * whole_B[np.append(~joined_B, True)[: len(whole_B)]] + 4
-    for side_R, step, ahead in ((first_R, -1, -1), (end_R, 1, 0)):
-        more_R = np.ones(len(side_R), np.bool_)
-        for _ in range(3):
-            at_R = side_R + ahead
-            more_R &= (at_R >= 0) & (at_R < len(same_C))
-            more_R &= same_C[np.clip(at_R, 0, len(same_C) - 1)]
-            side_R += step * more_R
+    whole_B = whole_B[~_white(code_C[4 * whole_B - 4])]
+    apart_B = whole_B[1:] != whole_B[:-1] + 1
+    first_R = 4 * whole_B[np.append(True, apart_B)[: len(whole_B)]]
+    end_R = 4 * whole_B[np.append(apart_B, True)[: len(whole_B)]] + 4
+    for _ in range(3):
+        first_R -= same_C[first_R - 1]
+        end_R += same_C[end_R]
     size_R = end_R - first_R + 1
     long_R = size_R >= RUN_CHARACTERS
-    text_R = np.searchsorted(border_N1, first_R[long_R], side="right") - 1
-    return np.bincount(text_R, weights=size_R[long_R], minlength=len(border_N1) - 1).astype(
-        np.int64
-    )
+    text_R = np.searchsorted(border_N1, first_R[long_R] - 4, side="right") - 1
+    total_N = np.bincount(text_R, weights=size_R[long_R], minlength=len(border_N1) - 1)
+    return total_N.astype(np.int64)
 
 
 def _white(code_R: Codes) -> NDArray[np.bool_]:
