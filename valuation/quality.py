@@ -77,7 +77,7 @@ RAMPS: dict[str, tuple[float, float]] = {
     "runs": (0.3, 0.8),
 }
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 19
 """Large enough that an array operation lasts longer than handing the interpreter's lock to another thread; results don't depend on it."""
 
 _WHITE_SPACE = [ord(mark) for mark in " \t\n\r\f\u00a0\u3000"]
