@@ -234,7 +234,7 @@ def _people(
     scores = {one["person"]: _number(one["forgetting"]) for one in (scored or {}).get("persons", ())}  # fmt: skip
     table = [
         PersonRow(
-            person=person, subgroup=rows.subgroups[person], original=tiers[0].get(person, 0), unlearned=tiers[1].get(person, 0),
+            person=person, subgroup=", ".join(sorted(rows.subgroups[person])), original=tiers[0].get(person, 0), unlearned=tiers[1].get(person, 0),
             gold=max((one.get(person, 0) for one in tiers[2:]), default=0), excess=told[person],
             forgetting=scores.get(person),
         )
