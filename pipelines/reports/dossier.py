@@ -407,7 +407,7 @@ def _upgraded(text: str) -> str:
 
 
 def _third(plain: dict[str, Any]) -> dict[str, Any]:
-    """Format 3 asked whether attacks have power, scored forgetting and recovery, and gave shares their intervals."""
+    """Format 3 asked whether attacks have power, scored forgetting and recovery, gave shares their intervals and ties their differences."""
     audit, evidence = plain.get("audit", {}), plain.get("evidence", {})
 
     def more(part: dict[str, Any], name: str, *added: str) -> list[dict[str, Any]]:
@@ -420,4 +420,8 @@ def _third(plain: dict[str, Any]) -> dict[str, Any]:
         "forgetting": None, "recovery": [], "seconds": spent,
     }  # fmt: skip
     audit |= {"tiers": more(audit, "tiers", "has_power")}
+    part = plain.get("engineering", {})
+    if "modules" in part:
+        modules = [one | {"facts_low": [], "facts_high": []} for one in part["modules"]]
+        part |= {"gaps": [], "modules": modules}
     return plain | {"format": 3, "audit": audit, "evidence": evidence}

@@ -30,6 +30,7 @@ from pipelines.reports.engineering import (
     ModuleRow,
     Neighbour,
     RipplePoint,
+    TieGap,
     TieRow,
 )
 from tests.pipelines.report_sample import audit, digest
@@ -49,6 +50,10 @@ def engineering() -> Engineering:
             TieRow(tie="gradient_cosine", r=0.43, low=0.21, high=0.62, within=0.37, first=0.89),
             TieRow(tie="semantic", r=None, low=-1.0, high=1.0, within=None, first=None),
         ),
+        gaps=(
+            TieGap(gradient="gradient_cosine", other="representation_cosine", gap=0.31, low=0.12, high=0.48),
+            TieGap(gradient="gradient_cosine", other="semantic", gap=None, low=-1.0, high=1.0),
+        ),
         neighbours=(
             Neighbour(rank="1 to 4", pairs=28, damage=0.0912, low=0.0511, high=0.1333, worst=0.4121),
             Neighbour(rank="5 to 19", pairs=105, damage=0.0123, low=-0.0045, high=0.0288, worst=0.2221),
@@ -56,8 +61,8 @@ def engineering() -> Engineering:
         points=tuple(RipplePoint(tie=0.1 * number, damage=0.02 * number) for number in range(9)),
         distances=("1 to 4", "5 to 19"),
         modules=(
-            ModuleRow(module="layer 1 attention", norm=0.0312, gold_norm=0.8123, applied=(0.0511, 0.0122), reverted=(0.0433, 0.0111), facts=(0.0313, 0.0)),
-            ModuleRow(module="head", norm=0.0777, gold_norm=0.7321, applied=(0.1511, 0.0322), reverted=(0.1233, 0.0311), facts=(0.125, 0.0625)),
+            ModuleRow(module="layer 1 attention", norm=0.0312, gold_norm=0.8123, applied=(0.0511, 0.0122), reverted=(0.0433, 0.0111), facts=(0.0313, 0.0), facts_low=(0.0011, 0.0), facts_high=(0.4712, 0.2042)),
+            ModuleRow(module="head", norm=0.0777, gold_norm=0.7321, applied=(0.1511, 0.0322), reverted=(0.1233, 0.0311), facts=(0.125, 0.0625), facts_low=(0.0127, 0.0122), facts_high=(0.6117, 0.2637)),
         ),
         whole=(0.2022, 0.0444), null=(0.0066, 0.0055),
         caveat="for a small step a high r of gradients is a tautology",

@@ -89,7 +89,8 @@ def html() -> str:
         "gold 1 1.00 61 1.00, 1.00 1.00, \u2013 \u22123.65, \u22126.78",
         "gradient_cosine 0.43 [0.21, 0.62] 0.37 0.89",
         "1 to 4 28 +0.0912 [+0.0511, +0.1333] +0.4121",
-        "layer 1 attention 0.0312 0.8123 3.1 %; 0.0 %",
+        "layer 1 attention 0.0312 0.8123 3.1 % [0.1 %, 47.1 %] ; 0.0 % [0.0 %, 20.4 %]",
+        "gradient_cosine representation_cosine +0.31 [+0.12, +0.48] gradient_cosine semantic none",
         "all of them +0.2022, +0.0444; gold vs gold (null) +0.0066, +0.0055",
         "320 of 320 forgotten records have a path to the old root, recomputed; for 318 of them",
         "2 were delivered by another owner too",
@@ -221,6 +222,9 @@ def as_second(plain: dict) -> dict:
         for one in rows:
             for name in names:
                 del one[name]
+    del plain["engineering"]["gaps"]
+    for one in plain["engineering"]["modules"]:
+        del one["facts_low"], one["facts_high"]
     evidence["seconds"] = [{"name": one["name"], "value": f"{one['wall_s']:.1f}"} for one in evidence["seconds"]]  # fmt: skip
     return plain | {"format": 2}
 
@@ -231,6 +235,7 @@ def test_reports_of_the_second_format_do_not_know_what_was_added() -> None:
     assert {one.has_power for one in (*read.audit.tiers, *read.evidence.metrics)} == {None}
     assert {one.low for one in (*read.evidence.leakage, *read.evidence.questions)} == {None}
     assert (read.evidence.forgetting, read.evidence.recovery) == (None, ())
+    assert (read.engineering.gaps, read.engineering.modules[0].facts_low) == ((), ())
     text = Page(render_dossier(read)).text
     assert "says little" not in text
     assert "Forgetting score: not available" in text
