@@ -207,9 +207,7 @@ def _compared(row: TierRow) -> str:
     if row.bound is None:
         return "There is no reference model to compare it with."
     if row.has_power is False and row.verdict == "INCONCLUSIVE":
-        return (
-            f"{row.reason[:1].upper()}{row.reason[1:]}: that nothing came out here proves nothing."
-        )
+        return f"{row.reason[:1].upper()}{row.reason[1:]}. What came out here decides nothing."
     bound = f"{signed(100 * row.bound, 1)} points"
     if row.verdict == "PASS":
         return f"At most {bound} above the reference, with 95 % confidence; up to {points} were allowed."

@@ -137,7 +137,7 @@ def figures(made, audits, benchmarks, clock):
         )  # fmt: skip
     able = golds and {"original", "random"} <= hit
     verdicts = {m: audits.audit(m, golds) for m in ("original", *PRACTICE.methods) if m in hit} if able else {}  # fmt: skip
-    verdicts |= {g: audits.audit(g, [o for o in golds if o != g]) for g in golds if len(golds) > 1}
+    verdicts |= {g: audits.audit(g, golds) for g in golds if len(golds) > 1}
     audited = {m: verdicts[m] for m in PRACTICE.methods if m in verdicts}
     if audited:
         complete = len(audited) == len(PRACTICE.methods) and len(golds) == PRACTICE.golds

@@ -196,7 +196,7 @@ def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -
     made = dossier(audit=audit(tiers=(tier,), verdict="INCONCLUSIVE", side=()), evidence=evidence(metrics=(metric,)))  # fmt: skip
     text = Page(render_dossier(made)).text
     assert (
-        "Says little: the original hardly leaks under it; an attack of this kind under which it does would decide: that nothing came out here proves nothing."
+        "Says little: the original hardly leaks under it; an attack of this kind under which it does would decide. What came out here decides nothing."
         in text
     )
     assert "In-context recovery: says little" in text

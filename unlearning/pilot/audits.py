@@ -85,13 +85,14 @@ class Audits:
 
         Args:
             unlearned: name of the model under audit.
-            golds: names of the gold models, default all but the model itself.
+            golds: names of the gold models, default all: a gold model under audit stands among them, since three distinct ones are needed, and its
+                distance from itself is none, which an envelope over gold models can't use.
             lr: another learning rate of tier 3; its rows are measured again for these models.
 
         Returns:
             The verdict of the plan's rule.
         """
-        chosen = tuple(g for g in self.golds if g != unlearned) if golds is None else tuple(golds)
+        chosen = tuple(self.golds if golds is None else golds)
         key = (unlearned, chosen, lr)
         if key not in self._verdicts:
             self._verdicts[key] = self._judged(*key)
