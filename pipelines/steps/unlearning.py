@@ -360,7 +360,7 @@ def audit_inputs(site: "Site", erasure: "Result", models: Mapping[str, "Result"]
     roots = {name: model.data_version for name, model in models.items()}
     return {
         "models": roots, "lookalikes": lookalikes_digest(site), "batch": erasure["batch"], "attack_steps": list(site.size.attack_steps),
-        "secondary": site.size.secondary, "size": site.size.name, **engineering_settings(site.size, site.config.training.shards),
+        "secondary": site.size.secondary, "size": site.size.name, **engineering_settings(site.size),
     }  # fmt: skip
 
 
@@ -382,7 +382,7 @@ def robustness_audit(
         },
         "sealed": _sealed_paths(site, erasure, anywhere), "retained": {"file": relative(retained, anywhere)},
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
-        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary), **engineering_settings(site.size, site.config.training.shards),
+        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary), **engineering_settings(site.size),
         "ledger": _known(site, [models["original"]["root"], models["unlearned"]["root"], *(gold["root"] for gold in models["gold"]["golds"])]),
     }  # fmt: skip
     if (lookalikes := lookalikes_of(site)) is not None:
