@@ -125,12 +125,16 @@ def model_of(corpus, kind):
     """
     from trainer.checkpoint import newest, verify
     from trainer.loop import train
-    from trainer.spec import save_run
+    from trainer.spec import load_run, save_run
 
     folder, run = corpus.folder / kind, corpus.train
     folder.mkdir(parents=True, exist_ok=True)
     if kind == "gold":
         run = dataclasses.replace(run, run="gold", kind="gold", excluded=left_out(folder, corpus.forgotten))  # fmt: skip
+    if (folder / "run.json").exists():
+        kept = load_run(folder)
+        # The home's recipe also says which code wrote it: a model of the same recipe by earlier code is kept.
+        run = kept if dataclasses.replace(kept, versions=run.versions) == run else run
     save_run(run, folder)
     if code := train(run, folder):
         sys.exit(f"the {kind} model's training ended with exit code {code}: start the study again")
