@@ -19,7 +19,7 @@ from pipelines.steps.audit_report import published
 from pipelines.steps.erasure_receipts import erasure_receipts
 from pipelines.steps.ledger import corpus_keys, enter, open_ledger
 from pipelines.steps.sharded import SHARDED, refuse_others, train_ensemble
-from pipelines.steps.tables import records
+from pipelines.steps.tables import records, token_store
 from pipelines.steps.training import finished, model_job
 from provenance import jcs, seal, write_atomic
 from unlearning.methods import EDITS
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from pipelines.results import Result
     from pipelines.site import Site
+    from unlearning.methods.settings import Swept
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
 UNLEARN_LR = "0.001"
 """Peak rate of a method that no sweep has looked at (`unlearning.methods.settings.SWEPT`)."""
-NPO_ENTRY = "unlearning.methods.npo:run"
 NO_REQUEST = "no erasure request names a record of this corpus version"
 
 
@@ -244,15 +244,34 @@ def method_inputs(site: "Site", erasure: "Result") -> dict[str, Any]:
     method = method_of(site, erasure)
     rank = adapters_of(site, method)
     adapters = {"lora_rank": rank} if rank else {}
-    rate, settings = swept(method)
-    return {"method": method, "steps": site.size.unlearn_steps, "lr": rate} | settings | adapters
+    chosen = swept(method)
+    return {
+        "method": method, "steps": site.size.unlearn_steps, "lr": chosen.rate, **chosen.settings, **chosen.recipe, **adapters
+    }  # fmt: skip
 
 
-def swept(method: str) -> tuple[str, dict[str, str]]:
-    """A method's rate and the settings in which it differs from its published defaults, chosen on validation people where a sweep was run."""
-    from unlearning.methods.settings import SWEPT
+def swept(method: str) -> "Swept":
+    """A method's rate and in what it differs from its published defaults, chosen on validation people where a sweep was run."""
+    from unlearning.methods.settings import SWEPT, Swept
 
-    return SWEPT.get("npo" if method == CORE_SET else method, (UNLEARN_LR, {}))
+    return SWEPT.get("npo" if method == CORE_SET else method, Swept(UNLEARN_LR, {}, {}))
+
+
+def retained_mixture(
+    site: "Site", tokens: "Result", training_plan: "Result", erasure: "Result", share: str
+) -> dict[str, int]:
+    """How often owners stand in the retained batches: as in training, and the forgotten records' owners at least for their share."""
+    from trainer.selection import read_selection
+    from trainer.spec import MixtureSpec
+    from unlearning.methods.neighbours import raised, share_of
+
+    listed = (site.home.path / erasure["excluded"]).read_text().split()
+    forgotten = {bytes.fromhex(line) for line in listed}
+    trained = dict.fromkeys(training_plan["repeated"], site.size.personal_repeats)
+    selected = training_plan["selection"]
+    weights = read_selection(site.home.path / selected["file"], selected["digest"]) if selected["file"] else None  # fmt: skip
+    store = token_store(site, tokens)
+    return raised(store, MixtureSpec(repeats=trained), (), forgotten, share_of(share), weights).repeats  # fmt: skip
 
 
 def method_of(site: "Site", erasure: "Result") -> str:
@@ -290,16 +309,18 @@ def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> 
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
     }
     entry = "unlearning.methods.objective:run"
-    rate, settings = swept(method)
-    if method == "npo":
-        entry, extra = NPO_ENTRY, extra | settings
-    elif method == CORE_SET:
-        extra |= {"method": "npo", "core_set": CORE_SHARE, "settings": settings}
-    else:
+    chosen = swept(method)
+    if method in EDITS:
         extra |= {"method": method}
-        entry = "unlearning.methods.edits:run" if method in EDITS else entry
+        entry = "unlearning.methods.edits:run"
+    else:
+        named = (
+            {"method": "npo", "core_set": CORE_SHARE} if method == CORE_SET else {"method": method}
+        )
+        extra |= named | {"settings": dict(chosen.settings)}
+        extra |= {name: value for name, value in chosen.recipe.items() if name != "neighbours"}
     how = {
-        "entry": entry, "steps": site.size.unlearn_steps, "lr": rate, "init": site.home.path / checkpoint["checkpoint"],
+        "entry": entry, "steps": site.size.unlearn_steps, "lr": chosen.rate, "init": site.home.path / checkpoint["checkpoint"],
         "init_root": checkpoint["root"], "extra": extra,
     }  # fmt: skip
     if rank := adapters_of(site, method):
@@ -328,9 +349,13 @@ def unlearned_checkpoint(
         _enter_all(site, erasure, "unlearned")
         name = "sharded retraining" if method == SHARDED else method
         return values["root"], values | {"method": name, "method_name": method, "skipped": ""}
+    share = swept(method).recipe.get("neighbours", "0")
+    repeats = (
+        retained_mixture(site, tokens, training_plan, erasure, share) if float(share) else None
+    )
     job = model_job(
         site, plan, training_plan, kind="unlearn", seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
-        **_how(site, erasure, checkpoint, method),
+        repeats=repeats, **_how(site, erasure, checkpoint, method),
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "test_digest")
     started(site, directory, plan)

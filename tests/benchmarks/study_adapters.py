@@ -105,8 +105,8 @@ def figures(rows, table, note):
 
 def chosen():
     """The graph's own numbers."""
-    rate, settings = SWEPT["npo"]
-    return Setting("npo", rate, tuple(settings.items()))
+    rate, settings, recipe = SWEPT["npo"]
+    return Setting("npo", rate, tuple(settings.items()), tuple(recipe.items()))
 
 
 def paired(rows, measure):

@@ -13,7 +13,7 @@ from custody_home import PLANTED, row, user_site
 from graph_commands import ROOT, dataworth, values
 
 from pipelines import requests
-from pipelines.erasure.choosing import EXACT, asked_method, methods
+from pipelines.erasure.choosing import CORE_SET, EXACT, asked_method, methods
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.erasure.needles import needles
 from pipelines.erasure.stores import EVIDENCE, Scope, models, results, run_inputs
@@ -21,15 +21,20 @@ from pipelines.requests import Request, RequestError
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
 from pipelines.steps.unlearning import (
+    UNLEARN_LR,
     _sealed_paths,
     adapters_of,
     erasure_request,
     held_out_records,
+    swept,
 )
 from pipelines.storage import keys as key_file
 from pipelines.storage.records import SCHEMA
 from pipelines.storage.versions import Versions
 from provenance import jcs
+from trainer import load_run
+from trainer.inputs import batch_plan
+from unlearning.methods.settings import SWEPT
 
 
 @pytest.fixture
@@ -290,3 +295,31 @@ def test_adapters_are_trained_where_they_are_configured(
     assert found["root"] != before["root"]
     run = json.loads((home / "runs" / found["run"] / "run.json").read_text())
     assert run["config"]["extra"]["lora"] == {"rank": 2}
+
+
+def test_the_method_takes_what_the_sweep_chose(tiny_home: Path) -> None:
+    """Rate, numbers, pushed tokens and neighbours are the sweep's; retained tokens are counted against the share, the original's are not."""
+    chosen = SWEPT["npo"]
+    found = values(tiny_home, "unlearned_checkpoint")["run"]
+    run = load_run(tiny_home / "runs" / found)
+    assert run.config.optim.lr == float(chosen.rate)
+    assert run.config.extra["settings"] == chosen.settings
+    assert run.config.extra["forget_tokens"] == chosen.recipe["forget_tokens"]
+    share = float(chosen.recipe["neighbours"])
+    of = {}
+    for name in (found, values(tiny_home, "checkpoint")["run"]):
+        one = load_run(tiny_home / "runs" / name)
+        plan = batch_plan(one, tiny_home / "runs" / name)
+        store = plan.store
+        gone = {index for index in store.live_N.tolist() if store.record_id(index) in plan.excluded}
+        tokens = dict.fromkeys(store.owners, 0)
+        for index in store.live_N.tolist():
+            times = one.config.mixture.repeats.get(store.owner_of(index), 1)
+            tokens[store.owner_of(index)] += times * len(store.tokens(index)) * (index not in gone)
+        of[name] = tokens["registry"] / sum(tokens.values())
+    retained, trained = of.values()
+    assert retained == pytest.approx(share, abs=0.02)
+    assert trained < share - 0.2
+    # A method that no sweep looked at keeps its published numbers and the training's mixture.
+    assert swept("rmu") == (UNLEARN_LR, {}, {})
+    assert swept(CORE_SET) == chosen

@@ -3,7 +3,7 @@
     share of retained tokens of these owners  >=  share         by raising how often their records stand in an epoch
 
 Whoever pushes 500 lines about people down bends what the model does with *any* line of that form, and the retain term can straighten only
-what it sees. Drawn as in training, retained batches hold as much of the neighbours as is left of them: of 200 people with 100 forgotten, 38 % of
+what it sees. Drawn as in training, retained batches hold as much of the neighbours as is left of them: of 200 people with 100 forgotten, 41 % of
 tokens in the demonstration, and 3 looks at each line in 100 steps. This raises the *mixture* of the run (`repeats` by owner), nothing else: an
 epoch still holds every retained record, in the order that the run's seed keys, and run.json says how often each owner stands in
 it, so that windows, `explain` and resuming know no other rule. With w_o tokens of owner o that stay, r_o repeats of it and N the
