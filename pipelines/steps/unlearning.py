@@ -19,7 +19,8 @@ from pipelines.steps.audit_report import published
 from pipelines.steps.erasure_receipts import erasure_receipts
 from pipelines.steps.ledger import corpus_keys, enter, open_ledger
 from pipelines.steps.sharded import SHARDED, refuse_others, train_ensemble
-from pipelines.steps.tables import records, token_store
+from pipelines.steps.swept import retained_mixture, swept
+from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
 from provenance import jcs, seal, write_atomic
 from unlearning.methods import EDITS
@@ -29,13 +30,10 @@ if TYPE_CHECKING:
 
     from pipelines.results import Result
     from pipelines.site import Site
-    from unlearning.methods.settings import Swept
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
-UNLEARN_LR = "0.001"
-"""Peak rate of a method that no sweep has looked at (`unlearning.methods.settings.SWEPT`)."""
 NO_REQUEST = "no erasure request names a record of this corpus version"
 
 
@@ -248,30 +246,6 @@ def method_inputs(site: "Site", erasure: "Result") -> dict[str, Any]:
     return {
         "method": method, "steps": site.size.unlearn_steps, "lr": chosen.rate, **chosen.settings, **chosen.recipe, **adapters
     }  # fmt: skip
-
-
-def swept(method: str) -> "Swept":
-    """A method's rate and in what it differs from its published defaults, chosen on validation people where a sweep was run."""
-    from unlearning.methods.settings import SWEPT, Swept
-
-    return SWEPT.get("npo" if method == CORE_SET else method, Swept(UNLEARN_LR, {}, {}))
-
-
-def retained_mixture(
-    site: "Site", tokens: "Result", training_plan: "Result", erasure: "Result", share: str
-) -> dict[str, int]:
-    """How often owners stand in the retained batches: as in training, and the forgotten records' owners at least for their share."""
-    from trainer.selection import read_selection
-    from trainer.spec import MixtureSpec
-    from unlearning.methods.neighbours import raised, share_of
-
-    listed = (site.home.path / erasure["excluded"]).read_text().split()
-    forgotten = {bytes.fromhex(line) for line in listed}
-    trained = dict.fromkeys(training_plan["repeated"], site.size.personal_repeats)
-    selected = training_plan["selection"]
-    weights = read_selection(site.home.path / selected["file"], selected["digest"]) if selected["file"] else None  # fmt: skip
-    store = token_store(site, tokens)
-    return raised(store, MixtureSpec(repeats=trained), (), forgotten, share_of(share), weights).repeats  # fmt: skip
 
 
 def method_of(site: "Site", erasure: "Result") -> str:

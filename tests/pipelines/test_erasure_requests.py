@@ -20,13 +20,12 @@ from pipelines.erasure.stores import EVIDENCE, Scope, models, results, run_input
 from pipelines.requests import Request, RequestError
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
+from pipelines.steps.swept import UNLEARN_LR, swept
 from pipelines.steps.unlearning import (
-    UNLEARN_LR,
     _sealed_paths,
     adapters_of,
     erasure_request,
     held_out_records,
-    swept,
 )
 from pipelines.storage import keys as key_file
 from pipelines.storage.records import SCHEMA

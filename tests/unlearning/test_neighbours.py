@@ -49,13 +49,28 @@ def test_repeats_by_hand(tmp_path):
     """30 lines of speech and 10 of people, 4 of them pushed: 6 lines stay, 160 times each would be 0.97; once each 1/6; for a half five times."""
     store = store_of(tmp_path, ["speech"] * 30 + ["people"] * 10)
     forgotten = {identity(n) for n in range(30, 34)}
-    assert raised(store, MixtureSpec(), (), forgotten, 0.5).repeats == {"people": 5}
-    assert raised(store, MixtureSpec(), forgotten, forgotten, 0.75).repeats == {"people": 15}
+    assert raised(store, MixtureSpec(), (), forgotten, 0.5, drawn=100).repeats == {"people": 5}
+    assert raised(store, MixtureSpec(), forgotten, forgotten, 0.75, drawn=100).repeats == {
+        "people": 15
+    }
     # Excluded beside the pushed: five fewer speeches.
     gone = {identity(n) for n in range(5, 10)}
-    assert raised(store, MixtureSpec(repeats={"speech": 2}), gone, forgotten, 0.5).repeats == {"speech": 2, "people": 8}  # fmt: skip
+    assert raised(store, MixtureSpec(repeats={"speech": 2}), gone, forgotten, 0.5, drawn=100).repeats == {"speech": 2, "people": 8}  # fmt: skip
     enough = MixtureSpec(repeats={"people": 160})
-    assert raised(store, enough, (), forgotten, 0.9) is enough
+    assert raised(store, enough, (), forgotten, 0.9, drawn=100) is enough
+
+
+def test_few_neighbours_are_not_drilled(tmp_path):
+    """60 tokens of neighbours: in a run of 4,000 they get 20 looks each, 0.3 of it, where 0.9 was asked for; in one of 12,000 what training gave."""
+    store = store_of(tmp_path, ["speech"] * 30 + ["people"] * 10)
+    forgotten = {identity(n) for n in range(30, 34)}
+    assert raised(store, MixtureSpec(), (), forgotten, 0.9, drawn=1000).repeats == {"people": 45}
+    assert raised(store, MixtureSpec(), (), forgotten, 0.9, drawn=4000).repeats == {"people": 2}
+    same = MixtureSpec()
+    assert raised(store, same, (), forgotten, 0.9, drawn=12_000) is same
+    # Repeats of training are no further tokens: the looks are at records.
+    often = MixtureSpec(repeats={"people": 3, "speech": 12})
+    assert raised(store, often, (), forgotten, 0.9, drawn=4000).repeats == {"people": 26, "speech": 12}  # fmt: skip
 
 
 def test_who_is_nobodys_neighbour_changes_nothing(tmp_path):
@@ -63,12 +78,12 @@ def test_who_is_nobodys_neighbour_changes_nothing(tmp_path):
     store = store_of(tmp_path, ["speech"] * 3 + ["people"] * 2)
     people, speech = {identity(3), identity(4)}, {identity(n) for n in range(3)}
     same = MixtureSpec()
-    assert raised(store, same, (), people, 0.9) is same
-    assert raised(store, same, speech, {identity(3)}, 0.9) is same
+    assert raised(store, same, (), people, 0.9, drawn=100) is same
+    assert raised(store, same, speech, {identity(3)}, 0.9, drawn=100) is same
     none = MixtureSpec(repeats={"people": 0})
-    assert raised(store, none, (), {identity(3)}, 0.9) is none
+    assert raised(store, none, (), {identity(3)}, 0.9, drawn=100) is none
     # An id that no token folder has is nobody's.
-    assert raised(store, same, (), {bytes(32)}, 0.9) is same
+    assert raised(store, same, (), {bytes(32)}, 0.9, drawn=100) is same
 
 
 @settings(deadline=None, max_examples=15)
@@ -85,7 +100,7 @@ def test_batches_hold_the_share(tmp_path_factory, share, people, repeats, half):
     if half:
         ids = sorted_ids({identity(n): 0 for n in range(20)})
         weights = RecordWeights(ids, np.full(20, MICRO // 2))
-    after = raised(store, before, (), forgotten, share, weights)
+    after = raised(store, before, (), forgotten, share, weights, drawn=100)
     assert after.repeats["speech"] == 20
     assert after.repeats["people"] >= repeats
     close, others = after.repeats["people"] * (people - 1), 20 * (30 if half else 40)

@@ -11,6 +11,9 @@ owners of forgotten records,
 
     r'_o = round( r_o · f )  for o in N,       f = max(1,  share / (1 - share) · sum_{o not in N} r_o w_o / sum_{o in N} r_o w_o )
 
+*At most `LOOKS` looks at each.* Of an owner with one line left nine tenths of a run would be that line, four thousand times: the share is lowered so that a
+neighbour's record is drawn `LOOKS` times in the run on average, about what it takes to learn a line by heart, or as often as in training.
+
 Where nothing of these owners stays there is no neighbour to protect, and where nothing else stays all are: the mixture is left as it is.
 
 Source: ours; PrivUn (arXiv 2604.22076) finds the damage of unlearning on neighbours of the forgotten.
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
     from trainer.store import TokenStore
 
 
+LOOKS = 20
+"""Most times that a run draws a neighbour's record, on average, because of a wanted share."""
+
+
 def with_neighbours(run: RunSpec, directory: Path, share: str) -> RunSpec:
     """A run whose retained batches hold enough of the neighbours.
 
@@ -60,7 +67,8 @@ def with_neighbours(run: RunSpec, directory: Path, share: str) -> RunSpec:
     records, _ = read_sealed(ForgetConfig.from_extra(run.config.extra).sealed, directory)
     forgotten = sealed_ids(records)
     mixture = raised(
-        open_store(run, directory), run.config.mixture, load_excluded(run, directory), forgotten, wanted, load_selection(run, directory)
+        open_store(run, directory), run.config.mixture, load_excluded(run, directory), forgotten, wanted, load_selection(run, directory),
+        drawn=run.steps * run.config.batch.rows * run.config.batch.length,
     )  # fmt: skip
     return replace(run, config=replace(run.config, mixture=mixture))
 
@@ -84,7 +92,7 @@ def share_of(text: str) -> float:
 
 def raised(
     store: TokenStore, mixture: MixtureSpec, excluded: Collection[bytes], forgotten: Collection[bytes], share: float,
-    weights: RecordWeights | None = None,
+    weights: RecordWeights | None = None, *, drawn: int,
 ) -> MixtureSpec:  # fmt: skip
     """The mixture in which neighbours have at least a share of the retained tokens, to the rounding of repeats.
 
@@ -95,6 +103,7 @@ def raised(
         forgotten: ids of the records that are pushed; their owners' other records are the neighbours.
         share: wanted, 0..1, below 1.
         weights: of records, as in training.
+        drawn: retained tokens of the whole run; they say how often a record is seen.
 
     Returns:
         The mixture; the same if the share is reached, or nothing of these owners, or nothing else, stays.
@@ -116,6 +125,8 @@ def raised(
     }
     close = sum(tokens for owner, tokens in tokens_O.items() if owner in near)
     others = sum(tokens_O.values()) - close
+    once = sum(tokens_O[owner] / repeats[owner] for owner in near if repeats[owner])
+    share = min(share, LOOKS * once / drawn) if drawn else share
     if not close or not others or close >= share * (close + others):
         return mixture
     factor = share / (1 - share) * others / close
