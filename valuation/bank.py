@@ -33,7 +33,7 @@ from provenance.canonical import jcs, parse_json
 from valuation.errors import ProxyError, UtilityError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -386,6 +386,19 @@ def load_seeds(directory: Path, part: int = 0) -> tuple[Utilities, ...]:
             if not np.array_equal(getattr(one, name), getattr(found[0], name)):
                 raise UtilityError(f"seeds: expected the same {name} under every seed, got others; run the proxy again")  # fmt: skip
     return found
+
+
+def losses_by_seed(banks: Sequence[Utilities]) -> dict[int, NDArray[np.float64]]:
+    """Losses of every coalition under every seed, as `shapley_with_interval`, `lot_gains` and the like take them.
+
+    Args:
+        banks: of one target, one per seed (see `load_seeds`).
+
+    Returns:
+        Bitmask → summed nats [S, Q].
+    """
+    nll_SCQ = np.stack([bank.nll_CQ for bank in banks])
+    return {mask: nll_SCQ[:, row] for row, mask in enumerate(banks[0].coalitions_C.tolist())}
 
 
 def _read_result(directory: Path) -> dict[str, Any]:
