@@ -1,9 +1,10 @@
 """What a sweep has chosen for a method, as the graph's unlearning run takes it: rate, numbers, pushed tokens, neighbours."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipelines.erasure.choosing import CORE_SET
+from pipelines.erasure.choosing import CORE_SETS, CORE_SHARE
 from pipelines.steps.tables import token_store
+from unlearning.methods import EDITS
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -18,7 +19,23 @@ def swept(method: str) -> "Swept":
     """A method's rate and in what it differs from its published defaults, chosen on validation people where a sweep was run."""
     from unlearning.methods.settings import SWEPT, Swept
 
-    return SWEPT.get("npo" if method == CORE_SET else method, Swept(UNLEARN_LR, {}, {}))
+    return SWEPT.get("npo" if method in CORE_SETS else method, Swept(UNLEARN_LR, {}, {}))
+
+
+def settings_in_run(method: str) -> tuple[str, dict[str, Any]]:
+    """Entry of an approximate method's run, and what its `extra` says of the method."""
+    if method in EDITS:
+        return "unlearning.methods.edits:run", {"method": method}
+    named = {"method": method}
+    if method in CORE_SETS:
+        named = {"method": "npo", "core_set": CORE_SHARE, "core_choice": CORE_SETS[method]}
+    chosen = swept(method)
+    recipe = {name: value for name, value in chosen.recipe.items() if name != "neighbours"}
+    return "unlearning.methods.objective:run", {
+        **named,
+        "settings": dict(chosen.settings),
+        **recipe,
+    }
 
 
 def retained_mixture(

@@ -13,14 +13,14 @@ from custody_home import PLANTED, row, user_site
 from graph_commands import ROOT, dataworth, values
 
 from pipelines import requests
-from pipelines.erasure.choosing import CORE_SET, EXACT, asked_method, methods
+from pipelines.erasure.choosing import CORE_SETS, EXACT, asked_method, methods
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.erasure.needles import needles
 from pipelines.erasure.stores import EVIDENCE, Scope, models, results, run_inputs
 from pipelines.requests import Request, RequestError
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
-from pipelines.steps.swept import UNLEARN_LR, swept
+from pipelines.steps.swept import UNLEARN_LR, settings_in_run, swept
 from pipelines.steps.unlearning import (
     _sealed_paths,
     adapters_of,
@@ -33,6 +33,7 @@ from pipelines.storage.versions import Versions
 from provenance import jcs
 from trainer import load_run
 from trainer.inputs import batch_plan
+from unlearning.methods.forget_retain import ForgetConfig
 from unlearning.methods.settings import SWEPT
 
 
@@ -190,7 +191,20 @@ def test_a_method_is_chosen_by_the_request(erase, site: Site) -> None:
     requests.advance(site.home, first, "audited")
     assert asked_method(requests.pending(site.home)) == "rmu"
     assert erasure_request(site, head)[1]["asked_method"] == "rmu"
-    assert {"exact", "coreset", "newton", "npo", "task_vector"} <= set(methods())
+    assert {"exact", "coreset", "coreset_random", "newton", "npo", "task_vector"} <= set(methods())
+
+
+def test_a_core_set_by_gradients_has_a_random_control() -> None:
+    """Same loss, numbers, rate and share under a name of its own, so that the two have records of audits of their own."""
+    runs = {name: settings_in_run(name) for name in ("coreset", "coreset_random", "npo", "newton")}
+    core, drawn = runs["coreset"][1], runs["coreset_random"][1]
+    assert core | {"core_choice": "random"} == drawn
+    assert core["core_choice"] == "gradient"
+    assert swept("coreset_random") == swept("coreset") == swept("npo")
+    assert ForgetConfig.from_extra({"sealed": {}, "tokenizer": "t"} | drawn).core_set == 0.3
+    assert runs["coreset"][0] == runs["coreset_random"][0] == runs["npo"][0]
+    assert "core_set" not in runs["npo"][1]
+    assert runs["newton"] == ("unlearning.methods.edits:run", {"method": "newton"})
 
 
 def test_a_held_out_record_leaves_the_target(ask, copied, tiny_home: Path) -> None:
@@ -321,4 +335,4 @@ def test_the_method_takes_what_the_sweep_chose(tiny_home: Path) -> None:
     assert trained < share - 0.2
     # A method that no sweep looked at keeps its published numbers and the training's mixture.
     assert swept("rmu") == (UNLEARN_LR, {}, {})
-    assert swept(CORE_SET) == chosen
+    assert all(swept(one) == chosen for one in CORE_SETS)
