@@ -1,6 +1,6 @@
 """What in-run credit costs and what it misses, against the same training without it.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/bench_valuation_inrun.py [--rounds 3] [--steps 9]
+    OMP_NUM_THREADS=1 python tests/benchmarks/bench_valuation_inrun.py [--rounds 3] [--steps 9] [--rows 32 16 8]
 
 `valuation.inrun.cost`: CPU seconds of a credited step (trapezoid, target sample of one row of at most 128 tokens) over CPU seconds
 of `trainer.step.train_step` on the same batch. Both step by turns in this process, so that a busy machine slows both;
@@ -92,6 +92,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--rows", type=int, nargs="*", default=[32, 16, 8], choices=[32, 16, 8])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -99,11 +100,8 @@ def main():
         corpus(folder / "target", count=60, seed=1)
         sample = target_sample(TokenStore.open(folder / "target"), 0, 1, BATCH.length, 8)
         width = sample[0].tokens_BT.shape[1]
-        for rows, steps in (
-            (32, arguments.steps),
-            (16, 2 * arguments.steps),
-            (8, 4 * arguments.steps),
-        ):
+        for rows in arguments.rows:
+            steps = arguments.steps * (32 // rows)
             ratios, plain_s = paired(folder, rows, steps, arguments.rounds)
             share = paired(folder, rows, steps, 1, target_rows=rows // TARGET_SHARE)[0]
             ratio, quarters = statistics.median(ratios), statistics.quantiles(ratios)
