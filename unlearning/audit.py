@@ -277,6 +277,8 @@ def _write_plan(directory: Path, plan: AuditPlan) -> None:
 def _write_results(
     run: RunSpec, directory: Path, inputs: Inputs, verdict: Verdict, num_rows: int
 ) -> None:
+    from unlearning.ensemble import UNDEFINED, read_ensemble
+
     rows_digest = hashlib.sha256((directory / "rows.parquet").read_bytes()).hexdigest()
     report = verdict.to_json() | {
         "run": run.run,
@@ -291,6 +293,10 @@ def _write_results(
             "file": FILE,
             "sha256": hashlib.sha256(measured.read_bytes()).hexdigest(),
         }
+    if any(read_ensemble(folder) for _, folder, _ in inputs.models):
+        report["undefined"] = [
+            {"what": what, "reason": reason} for what, reason in UNDEFINED.items()
+        ]
     data = jcs(report)
     write_atomic(directory / "audit.json", data)
     result = {

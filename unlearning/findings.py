@@ -50,6 +50,18 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True)
+class Lens:
+    """One ensemble's constituents under the logit lens."""
+
+    role: str
+    digest: str
+    questions: int
+    """Questions behind each mean."""
+    mean_CL: NDArray[np.float64]
+    """Mean log-probability of the secrets by constituent and layer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Near:
     """Damage at one distance."""
 
@@ -122,6 +134,23 @@ class Findings:
                     *model, score, int(known_N.sum()), ratio_L, stacked(model, "cka_erasure")[:, 0], stacked(model, "lens_logprob").mean(1)
                 )
             )  # fmt: skip
+        return found
+
+    def lens(self) -> list[Lens]:
+        """The constituents of every model of an audit of ensembles, in the order original, unlearned, gold; of one model none."""
+        order = ("original", "unlearned", "gold")
+        places: dict[tuple[str, str], dict[tuple[int, int], Key]] = defaultdict(dict)
+        for key in self._cells:
+            kind, *where = key[2].split("/")
+            if kind == "lens":
+                part, layer = (int(one.rpartition("-")[2]) for one in where)
+                places[key[:2]][part, layer] = key
+        found = []
+        for model in sorted(places, key=lambda m: (order.index(m[0]), m[1] != self._gold, m[1])):
+            parts, layers = max(places[model])
+            values = {place: self._values(key) for place, key in places[model].items()}
+            mean_CL = [[values[part, layer].mean() for layer in range(1, layers + 1)] for part in range(1, parts + 1)]  # fmt: skip
+            found.append(Lens(*model, len(values[1, 1]), np.array(mean_CL)))
         return found
 
     def targets(self, score: str) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from pipelines.reports.audit import Audit
 from pipelines.reports.codec import check, from_json, to_json
-from pipelines.reports.engineering import Engineering
+from pipelines.reports.engineering import Engineering, OfEnsemble
 from pipelines.reports.errors import ReportError
 from pipelines.reports.parts import NotAvailable
 
@@ -350,7 +350,7 @@ class Dossier:
     """Which model is released instead of the original, in words."""
     copies: tuple[Copy, ...]
     evidence: Evidence
-    engineering: Engineering | NotAvailable
+    engineering: Engineering | OfEnsemble | NotAvailable
     versions: tuple[Fact, ...]
     reviews: tuple[Review, ...] = ()
     """Who has read this report or an earlier state of it, the newest last."""

@@ -27,12 +27,16 @@ from pipelines.reports.dossier import (
 from pipelines.reports.engineering import (
     DepthCurve,
     Engineering,
+    LensRange,
     ModuleRow,
     Neighbour,
+    OfEnsemble,
     RipplePoint,
     TieGap,
     TieRow,
+    Undefined,
 )
+from pipelines.reports.parts import NotAvailable
 from tests.pipelines.report_sample import audit, digest
 
 
@@ -66,6 +70,18 @@ def engineering() -> Engineering:
         ),
         whole=(0.2022, 0.0444), null=(0.0066, 0.0055),
         caveat="for a small step a high r of gradients is a tautology",
+    )  # fmt: skip
+
+
+def of_ensemble() -> OfEnsemble:
+    """Two layers of three constituents, in place of the above."""
+    return OfEnsemble(
+        layers=2, questions=61,
+        lens=(
+            LensRange(model="original", constituents=3, mean=(-3.21, -1.11), low=(-3.52, -2.13), high=(-2.94, -0.17)),
+            LensRange(model="gold 1", constituents=3, mean=(-3.65, -6.78), low=(-3.91, -7.07), high=(-3.33, -6.42)),
+        ),
+        undefined=(Undefined(what="CKA-erasure", why=NotAvailable(reason="there is no one representation")),),
     )  # fmt: skip
 
 
