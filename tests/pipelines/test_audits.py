@@ -63,7 +63,7 @@ def test_a_secondary_attack_is_read_as_the_audit_wrote_it():
     """Numbers, the worst of several gold models, and whether it leaks after the adjustment."""
     row = Secondary(
         name="sampled/k-64", people=64, original=1.0, unlearned=0.54, gold=(0.0, 0.02), low=0.4, high=0.63, margin=0.05, p_value=0.0,
-        p_holm=0.0, leaks=True, best="k = 64",
+        p_holm=0.0, leaks=True, best="k = 64", has_power=True,
     )  # fmt: skip
     written = json.loads(json.dumps(_plain(dataclasses.asdict(row))))
     found = _side(written)

@@ -1,0 +1,107 @@
+"""Audit reports: a tier without power on the page, older formats of the JSON, which score leads."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pipelines.audits import _tier
+from pipelines.evidence import _primary, _spreads
+from pipelines.reports import dossier_words as words
+from pipelines.reports.dossier import Dossier
+from pipelines.reports.dossier_page import render_dossier
+from pipelines.reports.errors import ReportError
+from tests.pipelines.dossier_sample import dossier, evidence
+from tests.pipelines.report_sample import Page, audit
+from unlearning.rows import Evidence, Row, to_table
+
+
+def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -> None:
+    """No green badge: the first page, the tier's row and the next steps say that it says little and what would decide; PASS above it is refused."""
+    row = {
+        "name": "in_context", "people": 64, "original": "0.031250", "unlearned": "0.000000", "gold": ["0.000000"], "low": "-0.04", "high": "0.0406",
+        "margin": "0.05", "status": "INCONCLUSIVE", "people_needed": "none", "has_power": False, "subgroup": "",
+    }  # fmt: skip
+    tier = _tier("in_context", row)
+    metric = _primary(row, "INCONCLUSIVE")
+    made = dossier(audit=audit(tiers=(tier,), verdict="INCONCLUSIVE", side=()), evidence=evidence(metrics=(metric,)))  # fmt: skip
+    text = Page(render_dossier(made)).text
+    assert (
+        "Says little: the original hardly leaks under it; an attack of this kind under which it does would decide. What came out here decides nothing."
+        in text
+    )
+    assert "In-context recovery: says little" in text
+    assert "? INCONCLUSIVE says little: the original hardly leaks" in text
+    assert "\u2713 PASS" not in text
+    (line,) = [one for one in words.lines(made) if one.title == "Asked after examples"]
+    assert line.verdict == "INCONCLUSIVE"
+    kept = replace(audit().tiers[0], tier="2", has_power=False)
+    member, use = (replace(one, verdict="PASS") for one in (audit().membership, audit().utility))
+    with pytest.raises(ReportError, match="tier 2 has no power"):
+        audit(tiers=(kept,), verdict="PASS", side=(), membership=member, utility=use)
+    counted = _tier("in_context", row | {"people_needed": 91})
+    assert "91 people, or an attack of this kind" in counted.reason
+
+
+def as_second(plain: dict) -> dict:
+    """The JSON of a report as format 2 wrote it."""
+    evidence = plain["evidence"]
+    for rows, names in (
+        (plain["audit"]["tiers"], ["has_power"]), (evidence["metrics"], ["has_power"]), (evidence["leakage"], ["low", "high"]),
+        (evidence["questions"], ["low", "high"]), (evidence["people"], ["forgetting"]), ([evidence], ["forgetting", "recovery"]),
+    ):  # fmt: skip
+        for one in rows:
+            for name in names:
+                del one[name]
+    del plain["engineering"]["gaps"]
+    for one in plain["engineering"]["modules"]:
+        del one["facts_low"], one["facts_high"]
+    evidence["seconds"] = [{"name": one["name"], "value": f"{one['wall_s']:.1f}"} for one in evidence["seconds"]]  # fmt: skip
+    return plain | {"format": 2}
+
+
+def test_reports_of_the_second_format_do_not_know_what_was_added() -> None:
+    """Format 2 asked for no power, score or interval: read, they are not known, in place of made up."""
+    read = Dossier.from_json(json.dumps(as_second(json.loads(dossier().to_json()))))
+    assert {one.has_power for one in (*read.audit.tiers, *read.evidence.metrics)} == {None}
+    assert {one.low for one in (*read.evidence.leakage, *read.evidence.questions)} == {None}
+    assert (read.evidence.forgetting, read.evidence.recovery) == (None, ())
+    assert (read.engineering.gaps, read.engineering.modules[0].facts_low) == ((), ())
+    text = Page(render_dossier(read)).text
+    assert "says little" not in text
+    assert "Forgetting score: not available" in text
+    assert "original: direct 12.3 none" in text
+
+
+def test_a_report_of_the_first_format_is_read_without_basis_and_reviews() -> None:
+    """Format 1 had neither: read, they are empty; anything else that is missing is still refused."""
+    plain = json.loads(dossier().to_json())
+    plain = as_second(plain)
+    old = {name: value for name, value in plain.items() if name != "reviews"} | {"format": 1}
+    old["requests"] = [{name: value for name, value in one.items() if name != "basis"} for one in plain["requests"]]  # fmt: skip
+    read = Dossier.from_json(json.dumps(old))
+    bare = tuple(replace(one, basis="") for one in dossier().requests)
+    assert read.requests == bare
+    assert (read.reviews, read.format) == ((), 3)
+    text = Page(render_dossier(read)).text
+    assert "Reviewer Signature and date Next review" in text
+    assert "Reviewed by" not in text
+    assert "Legal basis: not stated for a1b2c3d4e5f60718, 0011223344556677" in text
+    with pytest.raises(ReportError, match="missing field batch"):
+        Dossier.from_json(json.dumps({name: value for name, value in old.items() if name != "batch"}))  # fmt: skip
+
+
+def test_extraction_strength_leads_the_distributions() -> None:
+    """Where it was measured its chart comes first; an audit without a repertoire has the two others only."""
+
+    def rows(*attacks: tuple[str, str]) -> Evidence:
+        return Evidence(to_table([
+            Row(f"p{person}", "forgotten", "", 0, "original", "o", attack, score, person / 4)
+            for attack, score in attacks for person in range(4)
+        ]))  # fmt: skip
+
+    old = (("membership", "loss"), ("direct/trained", "secret_logprob"))
+    found = _spreads(rows(("extraction", "extraction_strength"), *old), [("original", "o")])
+    assert [one.score.split(",")[0] for one in found] == ["extraction strength", "log-probability of the secret", "loss on the person's records"]  # fmt: skip
+    assert found[0].quantiles[-1] == 0.75
+    assert len(_spreads(rows(*old), [("original", "o")])) == 2
