@@ -119,13 +119,13 @@ class Bank:
         import numpy as np
 
         from valuation import sample_orders
-        from valuation.bank import load_utilities
+        from valuation.bank import load_seeds, losses_by_seed
 
         self.folder = site.home.runs / owner_values["run"]
-        found = load_utilities(self.folder)
-        self.num = len(found.groups)
-        self.tokens_Q = found.tokens_Q
-        self.nll = dict(zip(found.coalitions_C.tolist(), found.nll_CQ, strict=True))
+        found = load_seeds(self.folder)
+        self.num = len(found[0].groups)
+        self.tokens_Q = found[0].tokens_Q
+        self.nll = losses_by_seed(found)
         self.tokens_OK = np.array([row["tokens"] for row in owner_values["owners"]], np.int64)
         self.generator = np.random.default_rng(plan["seeds"]["orders"])
         self.orders = None
@@ -161,7 +161,7 @@ class Bank:
 
     @functools.cached_property
     def gains(self) -> tuple[Any, Any]:
-        """Gain of each lot on each target record, and its variance over orders."""
+        """Gain of each lot on each target record under each seed, and its variance over orders."""
         from valuation import lot_gains
 
         return lot_gains(self.nll, self.num, self.orders, self.tokens_Q)

@@ -116,20 +116,27 @@ def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
         run: Name of the run that trained the coalitions.
 
     Returns:
-        `proxy` and `transfer` in words, `proxy_digest`, and, where it was measured, the record as `transfer_record`.
+        `proxy` (with the seeds of its trainings, and what errors cover) and `transfer` in words, `proxy_digest`, `seeds`, and, where it
+        was measured, the record as `transfer_record`.
 
     Raises:
         EvaluationError: The configured transfer file can't be read.
     """
+    from valuation.seeds import spread_words
     from valuation.transfer import NOT_MEASURED, proxy_digest, read_transfers
 
     document = parse_json((site.home.runs / run / "run.json").read_bytes())
     digest, model = proxy_digest(document), document["config"]["model"]
     path = site.config.pricing.transfer
     found = read_transfers(site.home.path / path).get(digest) if path else None
-    said = f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, settings {digest}"
+    seeds = [document["seed"], *document["config"]["extra"].get("seeds", ())]
+    said = (
+        f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, "
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} (errors {spread_words(len(seeds))}), settings {digest}"
+    )
     facts = {
         "proxy": said,
+        "seeds": seeds,
         "proxy_digest": digest,
         "transfer": found.sentence if found else NOT_MEASURED,
     }
