@@ -29,7 +29,9 @@ OTHERS_PER_TARGET = 4
 UNMEASURED = (
     "depth and ripple are measured from the size `default` on; this audit was made without them"
 )
-LENS = "Logit lens by constituent"
+LENS = {
+    "Logit lens by constituent": "it is measured from the size `default` on; this audit was made without it"
+}
 
 
 def engineering_settings(size: Size) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
 def _of_ensemble(parts: "Sequence[Lens]", golds: list[str]) -> OfEnsemble:
     from unlearning.ensemble import UNDEFINED
 
-    absent = UNDEFINED if parts else {LENS: UNMEASURED} | UNDEFINED
+    absent = UNDEFINED if parts else LENS | UNDEFINED
     return OfEnsemble(
         layers=parts[0].mean_CL.shape[1] if parts else 0, questions=parts[0].questions if parts else 0,
         lens=tuple(

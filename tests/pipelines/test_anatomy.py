@@ -148,10 +148,7 @@ def test_a_small_ensembles_report_says_all_of_it(tmp_path):
     assert isinstance(part, OfEnsemble)
     assert [one.what for one in part.undefined] == ["Logit lens by constituent", *UNDEFINED]
     text = Page(render_dossier(dossier(engineering=part))).text
-    assert (
-        "Logit lens by constituent: not available: depth and ripple are measured from the size"
-        in text
-    )
+    assert "Logit lens by constituent: not available: it is measured from the size" in text
     assert "By part of the model (grafts): not available" in text
     for one in (engineering(), NotAvailable(reason="size")):
         assert "no counterpart in another" not in Page(render_dossier(dossier(engineering=one))).text  # fmt: skip
