@@ -14,6 +14,7 @@ from pipelines.reports.engineering import (
     Neighbour,
     OfEnsemble,
     RipplePoint,
+    TieGap,
     TieRow,
     Undefined,
 )
@@ -77,6 +78,7 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
         ),
         targets=damage_TN.shape[0], others=damage_TN.shape[1], reached=int(found.targets("reached").sum()),
         ties=tuple(_tie(found, tie) for tie in TIES),
+        gaps=tuple(_gap(found, one, other) for one in TIES if one.startswith("gradient") for other in TIES if not other.startswith("gradient")),
         neighbours=tuple(
             Neighbour(rank=one.rank, pairs=one.pairs, damage=one.mean, low=one.low, high=one.high, worst=one.worst)
             for one in found.neighbours()
@@ -89,6 +91,7 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
             ModuleRow(
                 module=one.name, norm=one.norm, gold_norm=_known(one.gold_norm), applied=tuple(one.applied_D.tolist()),
                 reverted=tuple(one.reverted_D.tolist()), facts=tuple(one.applied_facts_D.tolist()),
+                **_intervals(one.applied_facts_D.tolist(), [high - low for _, low, high in distances(damage_TN.shape[1])]),
             )
             for one in found.parts()
         ),
@@ -120,6 +123,22 @@ def _name(role: str, digest: str, golds: list[str]) -> str:
 def _tie(found: Any, tie: str) -> TieRow:
     used, first = found.ripple(tie)
     return TieRow(tie=tie, r=_known(used.r), low=used.low, high=used.high, within=_known(used.within), first=_known(first.r))  # fmt: skip
+
+
+def _gap(found: Any, one: str, other: str) -> TieGap:
+    gap, low, high = found.difference(one, other)
+    return TieGap(gradient=one, other=other, gap=_known(gap), low=low, high=high)
+
+
+def _intervals(shares: list[float], people: list[int]) -> dict[str, tuple[float, ...]]:
+    """95 % Wilson intervals of shares of facts. One person is one trial: whose facts hang together are not so many independent ones."""
+    from unlearning.statistics import wilson_bounds
+
+    bounds = [wilson_bounds(min(max(share, 0.0), 1.0) * n, n, 0.025) for share, n in zip(shares, people, strict=True)]  # fmt: skip
+    return {
+        "facts_low": tuple(one.low for one in bounds),
+        "facts_high": tuple(one.high for one in bounds),
+    }
 
 
 def _known(value: float) -> float | None:

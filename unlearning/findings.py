@@ -180,6 +180,27 @@ class Findings:
         used, first = (ripple(ties_TN, self.pairs(score), both, draws_BT) for score in ("damage", "damage_first"))  # fmt: skip
         return used, first
 
+    def difference(self, one: str, other: str) -> tuple[float, float, float]:
+        """How much better one tie follows the damage than another, at the strength really used.
+
+        Two intervals that overlap don't say that there is no difference: both coefficients rise and fall with the same targets. So
+        the difference is taken in each resample, of the same targets for both.
+
+        Args:
+            one: one of `association.TIES`.
+            other: another.
+
+        Returns:
+            (r of one - r of the other, low, high), the 95 % interval over targets; NaN where one has no coefficient.
+        """
+        from unlearning.association import ripple_difference
+
+        damage_TN = self.pairs("damage")
+        both = np.ones(damage_TN.shape, dtype=bool)
+        return ripple_difference(
+            self.pairs(one), self.pairs(other), damage_TN, both, self._draws(len(damage_TN))
+        )
+
     def _draws(self, targets: int) -> NDArray[np.float64]:
         from unlearning.association import target_draws
 

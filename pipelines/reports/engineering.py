@@ -45,6 +45,19 @@ class TieRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TieGap:
+    """How much better a tie by gradient foretells the damage than another tie does, in the same resamples of targets."""
+
+    gradient: str
+    other: str
+    gap: float | None
+    """r of the one less r of the other; None where one has no coefficient."""
+    low: float
+    """Lower end of the 95 % interval of the difference."""
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
     """Damage at one distance by gradient, from the nearest on."""
 
@@ -83,6 +96,9 @@ class ModuleRow:
     """Rise of the loss by neighbour distance that goes away when this part's change alone is taken back."""
     facts: tuple[float, ...]
     """Share of the people's own facts that are no longer answered when this part's change alone is applied."""
+    facts_low: tuple[float, ...]
+    """Lower ends of the 95 % Wilson intervals, one person one trial; empty in reports of before."""
+    facts_high: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +112,8 @@ class Engineering:
     reached: int
     """Targets whose loss came up to gold's when pushed alone."""
     ties: tuple[TieRow, ...]
+    gaps: tuple[TieGap, ...]
+    """Gradients against representations and words, differences; empty in reports of before."""
     neighbours: tuple[Neighbour, ...]
     points: tuple[RipplePoint, ...]
     distances: tuple[str, ...]

@@ -26,14 +26,16 @@ def settings_in_run(method: str) -> tuple[str, dict[str, Any]]:
     """Entry of an approximate method's run, and what its `extra` says of the method."""
     if method in EDITS:
         return "unlearning.methods.edits:run", {"method": method}
+    named = {"method": method}
+    if method in CORE_SETS:
+        named = {"method": "npo", "core_set": CORE_SHARE, "core_choice": CORE_SETS[method]}
     chosen = swept(method)
-    named = (
-        {"method": "npo", "core_set": CORE_SHARE, "core_choice": CORE_SETS[method]}
-        if method in CORE_SETS
-        else {"method": method}
-    )
     recipe = {name: value for name, value in chosen.recipe.items() if name != "neighbours"}
-    return "unlearning.methods.objective:run", named | {"settings": dict(chosen.settings)} | recipe
+    return "unlearning.methods.objective:run", {
+        **named,
+        "settings": dict(chosen.settings),
+        **recipe,
+    }
 
 
 def retained_mixture(

@@ -20,6 +20,7 @@ from unlearning.association import TIES
 from unlearning.engineering import EVERYBODY, Scale, _row
 from unlearning.ensemble import UNDEFINED
 from unlearning.rows import to_table, write_rows
+from unlearning.statistics import wilson_bounds
 
 MODELS = (("original", "o"), ("unlearned", "u"), ("gold", "g"), ("gold", "h"))
 OTHERS = [f"{number:032x}" for number in range(6)]
@@ -81,6 +82,11 @@ def test_every_number_of_the_rows_is_in_the_report(tmp_path):
     assert (part.targets, part.others, part.reached) == (2, 6, 1)
     assert [one.tie for one in part.ties] == list(TIES)
     assert part.ties[0].r == pytest.approx(1.0, abs=1e-3)
+    pairs = [(one.gradient, one.other) for one in part.gaps]
+    assert len(pairs) == len(set(pairs)) == 6
+    assert {one.gap for one in part.gaps} == {0.0}  # here all ties are alike
+    assert part.modules[0].facts_low[0] == pytest.approx(wilson_bounds(1, 4, 0.025).low)
+    assert part.modules[0].facts_high[1] == pytest.approx(wilson_bounds(0.5, 2, 0.025).high)
     assert part.ties[0].first is None  # the first step hurt nobody
     assert part.distances == ("1 to 4", "5 to 6")
     assert part.neighbours[0].damage == pytest.approx(0.455)

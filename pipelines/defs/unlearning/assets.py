@@ -77,7 +77,7 @@ def unlearned_checkpoint(
     return home.materialize(context, inputs, make, describe.unlearned_checkpoint)
 
 
-@dg.asset(group_name=GROUP, code_version="7", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="8", kinds={"pytorch"}, owners=OWNERS)
 def robustness_audit(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, tokens: Result, target: Result, evaluation_plan: Result, erasure_request: Result,
@@ -102,7 +102,7 @@ def robustness_audit(
     return home.materialize(context, inputs, make, partial(describe.robustness_audit, site))
 
 
-@dg.asset(group_name=GROUP, code_version="6", kinds={"html"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="7", kinds={"html"}, owners=OWNERS)
 def report(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, tokens: Result, entropy: Result, influence: Result,
     value_judgement: Result, owner_values: Result,
