@@ -217,7 +217,7 @@ def test_explain_walks_back_from_a_price(ask, tiny_home: Path) -> None:
     assert said.code == 0
     paid = values(tiny_home, "prices")
     for fact in (
-        "value by shapley.exact", "target_value", values(tiny_home, "owner_values")["run"], "seed ",
+        "value by shapley.exact", "target_value", values(tiny_home, "owner_values")["run"], "seed ", "and 2 seeds (initial weights",
         f"ledger entry {paid['entry']}", values(tiny_home, "evaluation_plan")["digest"],
     ):  # fmt: skip
         assert fact in said.out
@@ -271,12 +271,24 @@ def test_payouts_add_up(ask, tiny_home: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_dispute_recomputes_and_finds_a_changed_number(ask, home: Path) -> None:
-    """Bank, values, ledger, prices and a coalition trained again are as published; a changed price is found, exit code 1."""
+    """Bank, values, ledger, prices and a coalition trained again under each seed are as published; a changed error or price is found, exit code 1."""
     said = ask(home, "dispute", "--retrain", "2")
     assert said.code == 0, said.out + said.err
     for what in ("bank", "values", "ledger", "prices", "rule", "coalition 0"):
         assert what in said.out
     assert "NO" not in said.out
+    seeds = values(home, "owner_values")["seeds"]
+    assert len(seeds) == 2
+    # The table may wrap a line between the two.
+    again = re.findall(r"coalition (\d+),\W+seed\W+(\d+)", said.out)
+    assert len(again) == 4
+    assert {("0", str(seed)) for seed in seeds} < set(again)
+    path = home / "tables/values.parquet"
+    table = path.read_bytes()
+    lot = pl.col("subject_kind") == "lot"
+    pl.read_parquet(path).with_columns(ci_low_nano=pl.col("ci_low_nano") + 1000 * lot.cast(pl.Int64)).write_parquet(path)  # fmt: skip
+    assert re.search(r"values\W+NO.*standard error or interval", ask(home, "dispute").out, re.DOTALL)  # fmt: skip
+    path.write_bytes(table)
     path = home / "tables/prices.parquet"
     frame = pl.read_parquet(path)
     frame.with_columns(price_microunits=pl.col("price_microunits").reverse()).write_parquet(path)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from graph_commands import environment
@@ -15,6 +16,8 @@ from pipelines.steps import audit_trail, pricing, valuation
 from pipelines.steps import provenance as steps
 from pipelines.steps.ledger import open_ledger
 from provenance import jcs, parse_json
+from valuation import shapley_with_interval
+from valuation.bank import load_seeds
 from valuation.errors import EvaluationError
 from valuation.transfer import Transfer, proxy_digest, read_transfers, write_transfers
 
@@ -66,8 +69,31 @@ def test_receipts_name_the_proxy_and_say_that_its_transfer_is_not_measured(
         assert said.code == 0
         assert f"settings {proxy_digest(run)}" in said.out
         assert "not measured" in said.out
+        assert all(str(seed) in said.out for seed in valued["seeds"])
+        assert "2 seeds (initial weights and order)" in re.sub(r"[\s│]+", " ", said.out)
+    assert body["seeds"] == valued["seeds"]
     page = (tiny_home / "reports/latest.html").read_text()
     assert f"settings {proxy_digest(run)}; against a larger model: not measured" in page
+
+
+def test_values_are_means_over_the_plans_seeds_and_their_errors_contain_the_spread(
+    tiny_home: Path,
+) -> None:
+    """Every coalition stands in the bank under each committed seed; each lot's error is that of the seeds and the target together, and wider than the target's."""
+    found, plan = made(opened(tiny_home), "owner_values", "evaluation_plan")
+    assert found["seeds"] == [plan["seeds"]["proxy"], plan["seeds"]["proxy-2"]]
+    banks = load_seeds(tiny_home / "runs" / found["run"])
+    assert len(banks) == 2
+    nll_SCQ = np.stack([bank.nll_CQ for bank in banks])
+    again, narrow = (
+        shapley_with_interval(nll, banks[0].tokens_Q) for nll in (nll_SCQ, nll_SCQ.mean(axis=0))
+    )
+    for row, lot in enumerate(found["groups"]):
+        assert lot["value"] == pytest.approx(again.values_n[row], abs=1e-12)
+        assert lot["se"] == pytest.approx(again.se_n[row])
+        assert lot["low"] == pytest.approx(again.ci_low_n[row])
+        assert lot["se"] > narrow.se_n[row]
+        assert lot["se"] ** 2 == pytest.approx(narrow.se_n[row] ** 2 + lot["seed_se"] ** 2)
 
 
 def test_the_studys_file_has_a_record_of_the_sizes_own_proxy(tiny_home: Path) -> None:
