@@ -84,7 +84,7 @@ def verify(
 
 def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
     """Every claim of the home with the problems found, recomputed from disk."""
-    from pipelines.steps import audit_report, judgement
+    from pipelines.steps import audit_report, foundation, judgement
     from pipelines.steps import audit_trail as trail
 
     claims: list[tuple[str, Callable[..., list[str]], tuple[str, ...]]] = [
@@ -94,6 +94,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("token shards: decode to the records", trail.tokens, ("tokens", "corpus")),
         ("target: nothing of it is in the corpus", trail.target, ("target", "corpus")),
         ("ledger: signature, every entry, root", trail.ledger, ("commitment",)),
+        ("base model of the values: its files and weights are those of the plan, or there is none", foundation.problems, ("evaluation_plan",)),
         ("plan: in the ledger before training, and its rule was followed", trail.plan, ("evaluation", "evaluation_plan", "checkpoint")),
         ("checkpoint: files, manifest and root are those in the ledger", trail.checkpoint, ("checkpoint",)),
         ("values' judgement: its scores and verdict follow from its rows", judgement.contradicted, ("value_judgement",)),

@@ -157,6 +157,7 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
         "chart": plot_md(chart, "value of each lot with its interval"),
         "method": result["method"], "coalitions": result["coalitions"], "loss, nobody": result["loss_empty"],
         "loss, all": result["loss_all"], "efficiency error": result["efficiency_error"], "run": result["run"],
+        **({"base model": plan["base"]["root"]} if "base" in plan.values else {}),
         **({"bank": result["remade"]} if "remade" in result.values else {}),
     }  # fmt: skip
 

@@ -5,10 +5,12 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
+from pipelines.steps import foundation
 from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import open_ledger
 from pipelines.steps.pricing import price_list
 from provenance import jcs
+from trainer.spec import load_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +51,7 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     if findings[0][1]:
         table = pl.read_parquet(table_of(site, "values", buyer))
         findings.append(_values(site, valued, table, part))
+    findings += _base(site, valued)
     named = log.entry(values["entry"])["body"]["utilities"]
     findings.append(("ledger", named == valued.data_version, f"entry {values['entry']} names the utilities {named[:16]}"))  # fmt: skip
     made = latest(site.home.results, "prices")
@@ -65,6 +68,20 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     if retrain:
         findings += _again(site, site.home.runs / valued["run"], retrain)
     return findings
+
+
+def _base(site: "Site", valued: Any) -> list[Finding]:
+    """Whether coalitions went on from the base of the committed plan, and it is what it was; nothing where neither has one."""
+    plan = latest(site.home.results, "evaluation_plan")
+    assert plan is not None, "values were made under a plan"
+    committed = plan.values.get("base", {}).get("root", "none")
+    used = load_run(site.home.runs / valued["run"]).init_root
+    if committed == used == "none":
+        return []
+    wrong = foundation.problems(site, plan)
+    if used != committed:
+        wrong.append(f"coalitions went on from {used[:16]}, the plan names {committed[:16]}")
+    return [("base", not wrong, "; ".join(wrong) or f"V(nobody) is the loss of the base with root {committed[:16]}, as the plan names it")]  # fmt: skip
 
 
 def _bank(site: "Site", valued: Any, part: int) -> Finding:
@@ -117,7 +134,6 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
 def _again(site: "Site", directory: "Path", count: int) -> list[Finding]:
     """Train the smallest coalitions again, with the committed seed, data and settings."""
     from provenance.canonical import parse_json
-    from trainer.spec import load_run
     from valuation.bank import ORDER
     from valuation.proxy import retrain
 

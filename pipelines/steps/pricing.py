@@ -116,7 +116,7 @@ def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
         run: Name of the run that trained the coalitions.
 
     Returns:
-        `proxy` and `transfer` in words, `proxy_digest`, and, where it was measured, the record as `transfer_record`.
+        `proxy` and `transfer` in words, `proxy_digest`, `base` where coalitions went on from one (the root of its state), and, where it was measured, the record as `transfer_record`.
 
     Raises:
         EvaluationError: The configured transfer file can't be read.
@@ -128,7 +128,11 @@ def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
     path = site.config.pricing.transfer
     found = read_transfers(site.home.path / path).get(digest) if path else None
     said = f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, settings {digest}"
+    base = {"base": document["init_root"]} if document["init_root"] != "none" else {}
+    if base:
+        said += f", on top of the base model with root {base['base']}"
     facts = {
+        **base,
         "proxy": said,
         "proxy_digest": digest,
         "transfer": found.sentence if found else NOT_MEASURED,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.results import latest
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
+from pipelines.steps import foundation
 from pipelines.steps.buyers import names_in
 from pipelines.steps.pricing import enter_rule, entity_inputs
 from pipelines.steps.tables import records, token_store, write_table
@@ -316,6 +317,7 @@ def owner_values(
             "lots": [relative(lots_file, anywhere), name],
             **_other_targets(site, target),
         },
+        **foundation.start(site, corpus["version"]),
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "value_digest")
     enter_rule(site)

@@ -102,7 +102,7 @@ def robustness_audit(
     return home.materialize(context, inputs, make, partial(describe.robustness_audit, site))
 
 
-@dg.asset(group_name=GROUP, code_version="6", kinds={"html"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="7", kinds={"html"}, owners=OWNERS)
 def report(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, tokens: Result, entropy: Result, influence: Result,
     value_judgement: Result, owner_values: Result,
