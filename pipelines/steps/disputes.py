@@ -93,7 +93,9 @@ def _bank(site: "Site", valued: Any, part: int) -> Finding:
         found = load_utilities(site.home.runs / valued["run"], part)
     except UtilityError as error:
         return ("bank", False, str(error))
-    return ("bank", True, f"{len(found.coalitions_C)} coalitions of {len(found.groups)} lots")
+    guess = 0 if found.predicted_C is None else int(found.predicted_C.sum())
+    said = f", {guess} of them predicted from the others" if guess else ""
+    return ("bank", True, f"{len(found.coalitions_C)} coalitions of {len(found.groups)} lots{said}")
 
 
 def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
@@ -107,7 +109,7 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
 
     bank = load_utilities(site.home.runs / valued["run"], part)
     num, utility = len(bank.groups), dict(zip(bank.coalitions_C.tolist(), bank.record_utility_CQ, strict=True))  # fmt: skip
-    if valued["method"] == "shapley.exact":
+    if valued["method"] in ("shapley.exact", "shapley.updated"):
         values_n = exact_shapley(utility, num).sum(axis=1)
     else:
         plan = latest(site.home.results, "evaluation_plan")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import digest_of, versions_of
 from pipelines.steps.buyers import marked, names_in, price_inputs, seen_by, table_of, terms_of
+from pipelines.steps.increments import facts
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import parquet
 from provenance import keyed, parse_json, write_atomic
@@ -101,7 +102,7 @@ def _enter_values(
     digest = sha256(data).hexdigest()
     body = values_body(value_tree(frame, corpus_keys(site).k_owner)) | {
         "table": digest, "utilities": owner_values.data_version, "rows": len(frame), "plan": plan["digest"], "corpus_version": version,
-        "versions": versions_of(site.home.runs / owner_values["run"]), **proxy_facts(site, owner_values["run"]), **marked(site, buyer),
+        "versions": versions_of(site.home.runs / owner_values["run"]), **proxy_facts(site, owner_values["run"]), **facts(owner_values), **marked(site, buyer),
     }  # fmt: skip
     entry = enter(site, "values", body)
     write_atomic(table_of(site, "values", buyer), data)

@@ -7,14 +7,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.results import latest
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
-from pipelines.steps import foundation
+from pipelines.steps import foundation, increments
 from pipelines.steps.buyers import names_in
+from pipelines.steps.increments import remade_bank
 from pipelines.steps.pricing import enter_rule, entity_inputs
 from pipelines.steps.tables import records, token_store, write_table
-from provenance import parse_json, write_atomic
+from provenance import write_atomic
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
-EXACT_GROUPS = 8  # 2^8 retrainings; above this the value is estimated from sampled orders
+EXACT_GROUPS = increments.MOST_LOTS  # above this the value is estimated from sampled orders
 
 
 def _flat(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
@@ -207,6 +207,7 @@ def owner_values_inputs(
     return influence_inputs(site, tokens, target, plan) | {
         "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
         "permutations": site.size.permutations, "licences": sorted(accepted_licences(site)), **entity_inputs(site),
+        **({"update": site.config.values.update} if site.config.values.update != "sampled" else {}),
         **({"buyers": {name: target["buyers"][name]["digest"] for name in names_in(target)}} if names_in(target) else {}),
     }  # fmt: skip
 
@@ -221,7 +222,7 @@ def accepted_licences(site: "Site") -> set[str]:
     } - {""}
 
 
-def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
+def _cut_lots(site: "Site", corpus: "Result", tokens: "Result", target: "Result") -> dict[str, Any]:
     """The lots of all records that may be sold, copies left out, and who holds how much of them."""
     import numpy as np
     import polars as pl
@@ -242,10 +243,14 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any
     )
     first_N = sold_N.copy()
     first_N[sold_N] = first_in_cluster(cluster_N[sold_N], index_N[sold_N])
-    lots = cut_lots(
-        prints, flat["lengths"], frame["date"].to_list(), frame["personal"].to_numpy(), first_N,
-        content_axis(flat["tokens"], flat["offsets"], prints, first_N), site.size.groups,
-    )  # fmt: skip
+    personal_N = frame["personal"].to_numpy()
+
+    def cut(valued_N: Any, most: int) -> Any:
+        axis_N = content_axis(flat["tokens"], flat["offsets"], prints, valued_N)
+        return cut_lots(prints, flat["lengths"], frame["date"].to_list(), personal_N, valued_N, axis_N, most)  # fmt: skip
+
+    grown = increments.grown(site, target, (index_N, first_N, flat["lengths"], personal_N), cut)
+    lots = grown.lots
     owner_N = frame["owner"].to_list()
     if site.config.pricing.split == "entity":
         held = entity_holdings(
@@ -258,7 +263,7 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any
         )
         held = Holdings(owners, tokens_OK, np.array([records_of[owner] for owner in owners]))
     return {
-        "frame": frame, "lots": lots, "holdings": held, "first_N": first_N, "index_N": index_N, "held_back": held_back,
+        "frame": frame, "lots": lots, "grown": grown, "holdings": held, "first_N": first_N, "index_N": index_N, "held_back": held_back,
     }  # fmt: skip
 
 
@@ -279,19 +284,18 @@ def owner_values(
     from valuation.bank import ORDER, load_utilities
 
     size = site.size
-    cut = _cut_lots(site, corpus, tokens)
-    frame, lots, held = cut["frame"], cut["lots"], cut["holdings"]
+    cut = _cut_lots(site, corpus, tokens, target)
+    frame, lots, held, grown = cut["frame"], cut["lots"], cut["holdings"], cut["grown"]
     num = len(lots.ids)
-    orders = None
+    orders, generator = None, np.random.default_rng(plan["seeds"]["orders"])
     if num > EXACT_GROUPS:
-        orders = sample_orders(
-            num, size.permutations, np.random.default_rng(plan["seeds"]["orders"])
-        )
-    coalitions = coalitions_needed(num, orders)
+        orders = sample_orders(num, size.permutations, generator)
+    coalitions = coalitions_needed(num, orders) if orders else grown.coalitions(site, generator)
     lot_of = np.full(token_store(site, tokens).size, -1, dtype="<i8")
     lot_of[cut["index_N"]] = lots.lot_N
     name = sha256(lot_of.tobytes()).hexdigest()
-    groups_file = site.home.runs / "inputs" / f"lots-{name[:12]}.json"
+    named = name[:12] + (f"-{digest_of(coalitions)[:8]}" if grown.full else "")
+    groups_file = site.home.runs / "inputs" / f"lots-{named}.json"
     lots_file = groups_file.with_suffix(".bin")
     copies = site.home.runs / "inputs" / f"copies-{clusters.data_version[:12]}.txt"
     groups_file.parent.mkdir(parents=True, exist_ok=True)
@@ -309,13 +313,13 @@ def owner_values(
     anywhere = site.home.runs / "any"
     steps = -(-size.proxy_tokens // (size.rows * size.length))
     job = Job(
-        kind="proxy", entry="valuation.proxy:retrain", network=size.proxy, steps=steps, seed=plan["seeds"]["proxy"],
+        kind="proxy", entry="valuation.proxy:retrain", network=size.proxy, steps=steps, seed=plan["seeds"]["proxy"] if grown.seed is None else grown.seed,
         excluded=copies if not cut["first_N"].all() else None,
         extra={
             "groups": relative(groups_file, anywhere), "target": relative(site.home.path / target["value_folder"], anywhere),
             "target_digest": target["value_digest"], "jobs": cores() if site.size.world > 1 else 1, "order": ORDER,
             "lots": [relative(lots_file, anywhere), name],
-            **_other_targets(site, target),
+            **_other_targets(site, target), **grown.extra,
         },
         **foundation.start(site, corpus["version"]),
     )  # fmt: skip
@@ -323,6 +327,7 @@ def owner_values(
     enter_rule(site)
     started(site, directory, plan)
     remade = remade_bank(site)
+    increments.adopt(site, directory, grown, coalitions)
     run(directory, 1)
     names = names_in(target)
     banks = [load_utilities(directory, part) for part in range(1 + len(names))]
@@ -330,6 +335,7 @@ def owner_values(
         # Reports and disputes read the lots again: without them the values are to be made again, from the same bank.
         "files": [str(path.relative_to(site.home.path)) for path in (directory / "bank", groups_file, lots_file)],
         "run": directory.name, "coalitions": len(coalitions), "held_back": cut["held_back"],
+        "update": increments.told(site, target, directory, grown, lots_file),
         **_worth(site, banks[0], cut, orders), **({"remade": remade} if remade else {}),
     }  # fmt: skip
     if site.config.pricing.split == "entity":
@@ -340,23 +346,6 @@ def owner_values(
         values["buyers"] = {name: _worth(site, bank, cut, orders) for name, bank in others.items()}
         said += [[name, *_told(bank)] for name, bank in others.items()]
     return digest_of(said), values
-
-
-def remade_bank(site: "Site") -> str:
-    """What to say where the values of before rest on trainings in another order; "" where they don't, or there are none."""
-    from valuation.bank import ORDER
-
-    before = latest(site.home.results, "owner_values")
-    path = site.home.runs / before["run"] / "run.json" if before else None
-    if before is None or path is None or not path.exists():
-        return ""
-    order = parse_json(path.read_bytes())["config"]["extra"].get("order", "of leaf indices")
-    if order == ORDER:
-        return ""
-    return (
-        f"remade: the trainings of {before['run']} were ordered in the order {order}, these by content ({ORDER}); every coalition was trained "
-        "again, none of the old ones was used, and what was paid by the old values stays as it was"
-    )
 
 
 def _told(bank: "Utilities") -> list[str]:
@@ -408,6 +397,9 @@ def _worth(site: "Site", bank: "Utilities", cut: Mapping[str, Any], orders: Any)
     else:
         found = sampled_with_interval(nll, tokens_Q, orders)
     gains_KQ, order_variance_K = lot_gains(nll, num, orders, tokens_Q)
+    if bank.variance_K is not None:
+        order_variance_K = order_variance_K + bank.variance_K
+        found = owner_intervals(gains_KQ, np.eye(num, dtype=int), tokens_Q, order_variance_K=order_variance_K, method="shapley.updated")  # fmt: skip
     intervals = partial(
         owner_intervals, gains_KQ, tokens_Q=tokens_Q, order_variance_K=order_variance_K
     )

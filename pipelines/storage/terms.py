@@ -10,6 +10,8 @@ from typing import Any
 from pipelines.storage.errors import ConfigError
 from provenance.canonical import MAX_INTEGER
 
+UPDATES = ("sampled", "exact", "anew")
+
 
 def option(text: str, default: Any = None, example: str = "") -> Any:
     """A field with its explanation, and the value to show while it is not set."""
@@ -108,9 +110,16 @@ class ValuesConfig:
         None,
         '"/srv/other-home/runs/train-0123456789ab/step-12"',
     )
+    update: str = option(
+        'after a delivery: "sampled" trains at most 0.3 of all coalitions and predicts the rest, "exact" trains all that the bank lacks, "anew" '
+        "trains everything in new lots",
+        "sampled",
+    )
 
     def __post_init__(self) -> None:
-        """A path that names something."""
+        """A path that names something, and a way that is known."""
+        if self.update not in UPDATES:
+            raise ConfigError(f"[values] update: expected one of {', '.join(UPDATES)}, got {self.update!r}")  # fmt: skip
         if self.base is not None and not self.base.strip():
             raise ConfigError('[values] base: expected the path of a folder RUN/step-N, got ""')
 
