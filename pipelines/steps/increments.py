@@ -1,6 +1,6 @@
 """Values after a delivery: what the bank holds is used again, what came is added.
 
-    full     all lots are cut anew, with the seed of the plan, and every coalition of them is trained
+    full     all lots are cut anew, with the seed of the plan, and every coalition of them is trained; where nothing came, the lots and seed of before
     update   the lots of the last full computation stay as they are; what came since is one more lot (personal records: one of their own)
 
 A coalition's key in the bank is that of its contents, so an update finds every coalition of the old lots there and trains at most 0.3 of
@@ -50,7 +50,7 @@ class Grown:
     why: str
     """In words: why all is computed anew, or what the values go on from."""
     full: str = ""
-    """Run of the last full computation; "" where this is one."""
+    """Run of the last full computation; "" where this is one, or the same game again."""
     first: int | None = None
     """Its lots, which are the first of these."""
     seed: int | None = None
@@ -110,11 +110,15 @@ def grown(
         why = f"{first + kinds} lots are more than the {MOST_LOTS} that are enumerated"
     if why:
         return Grown(cut(valued_N, site.size.groups), why)
-    lots = _joined(lot_N, tokens_N, personal_N, first, cut(new_N, kinds) if kinds else None)
     last = latest(site.home.results, "owner_values")
     assert last is not None, "a full computation was found"
+    banks, seed = tuple(dict.fromkeys((run.name, last["run"]))), _document(run)["seed"]
+    if not kinds:
+        # The same game, and where the tokens are the same too, the same run.
+        return Grown(_joined(lot_N, tokens_N, personal_N, first, None), f"nothing came since {run.name}", seed=seed, before=banks)  # fmt: skip
+    lots = _joined(lot_N, tokens_N, personal_N, first, cut(new_N, kinds))
     said = f"lots added to the {first} of {run.name}: {kinds}, of {int(new_N.sum())} records that came since"
-    return Grown(lots, said, run.name, first, _document(run)["seed"], share, tuple(dict.fromkeys((run.name, last["run"]))))  # fmt: skip
+    return Grown(lots, said, run.name, first, seed, share, banks)
 
 
 def adopt(site: "Site", directory: Path, found: Grown, coalitions: list[int]) -> None:

@@ -150,7 +150,8 @@ def test_what_makes_all_be_computed_anew_is_said(
     assert (update.full, update.first, len(update.lots.ids), asked) == (found["run"], 3, 4, [1])
     assert len(grown(site, 4, 10, personal=2).lots.ids) == 5
     unchanged = grown(site, 0, 0)
-    assert (unchanged.first, len(unchanged.lots.ids)) == (3, 3)
+    assert (unchanged.first, unchanged.full, len(unchanged.lots.ids), unchanged.before) == (None, "", 3, (found["run"],))  # fmt: skip
+    assert unchanged.seed == load_run(home / "runs" / found["run"]).seed
     for why, made in (
         ("1 records of the earlier lots are gone", grown(site, 4, 10, lost=1)),
         ("more than half", grown(site, 2, count * 100)),
