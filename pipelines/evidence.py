@@ -219,7 +219,7 @@ def _people(rows: "Rows", models: "Sequence[Model]") -> list[PersonRow]:
     tiers = [_given(rows, model) for model in models]
     table = [
         PersonRow(
-            person=person, subgroup=rows.subgroups[person], original=tiers[0].get(person, 0), unlearned=tiers[1].get(person, 0),
+            person=person, subgroup=", ".join(sorted(rows.subgroups[person])), original=tiers[0].get(person, 0), unlearned=tiers[1].get(person, 0),
             gold=max((one.get(person, 0) for one in tiers[2:]), default=0), excess=told[person],
         )
         for person in rows.subgroups

@@ -23,6 +23,7 @@ Settings, in `run.config.extra` (real numbers as decimal strings)::
     margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups     optional, see plan.py
     attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
     ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so
+    derived_subgroups  true: label the forgotten people (`subgroups.labelled`) and register every label of 16 people or more
     engineering  {"targets": 8, …}                 optional: depth and ripple, written to engineering.parquet (`engineering.Scale`)
 
 Cost: about 60 forward passes of one line per forgotten person and model, and 50 small training steps per model.
@@ -42,11 +43,14 @@ from unlearning.lineage import check_lineage
 from unlearning.measuring import measure, random_model, remove_parts
 from unlearning.people import read_records, read_sealed
 from unlearning.plan import AuditPlan
-from unlearning.rows import Evidence, read_rows, to_table, write_rows
+from unlearning.presentations import times_shown
+from unlearning.probes import FileTokenizer
+from unlearning.rows import Evidence, labels_of, read_rows, to_table, write_rows
+from unlearning.subgroups import labelled, registered
 from unlearning.verdict import Verdict, verdict_from_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from trainer.spec import RunSpec
@@ -57,7 +61,15 @@ _REQUIRED = ("models", "sealed", "retained", "tokenizer")
 _PLANNED = (
     "margin", "auc_margin", "utility_margin", "min_original_rate", "min_gold_seeds", "resamples", "subgroups",
 )  # fmt: skip
-_KNOWN = {*_REQUIRED, *_PLANNED, "lookalikes", "attacks", "ledger", "engineering"}
+_KNOWN = {
+    *_REQUIRED,
+    *_PLANNED,
+    "lookalikes",
+    "attacks",
+    "ledger",
+    "engineering",
+    "derived_subgroups",
+}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,6 +85,9 @@ class Inputs:
     plan: AuditPlan
     unchecked: list[str]
     """What could not be told about the models' data and recipes (`lineage`)."""
+    tokenizer: FileTokenizer
+    times: dict[str, int] | None
+    """Record id → how often the original was shown the text; None where that can't be told."""
 
 
 def run(run: RunSpec, directory: Path) -> int:
@@ -108,27 +123,19 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
         TrainerError: if a checkpoint is incomplete, altered or of another shape.
     """
     from unlearning.material import prepare
-    from unlearning.presentations import times_shown
-    from unlearning.probes import FileTokenizer
 
     extra = run.config.extra
     scale = Scale.from_json(extra["engineering"]) if "engineering" in extra else None
     inputs = read_inputs(run, directory)
     _write_plan(directory, inputs.plan)
-    tokenizer = FileTokenizer(directory / extra["tokenizer"])
-    original = next(folder for role, folder, _ in inputs.models if role == "original")
-    texts = {
-        record.record_id: (*tokenizer.encode(record.text)[0], tokenizer.end_of_text)
-        for record in (*inputs.forgotten, *inputs.retained, *inputs.lookalikes)
-    }
     material = prepare(
         inputs.forgotten,
         inputs.retained,
         inputs.lookalikes,
-        tokenizer,
+        inputs.tokenizer,
         inputs.plan.attacks,
         inputs.plan.seed,
-        times_shown(original, texts),
+        inputs.times,
     )
     rows = measure(run.config.model, directory, inputs, material)
     write_rows(directory / "rows.parquet", to_table(rows))
@@ -178,7 +185,13 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
         role: [digest for name, _, digest in models if name == role]
         for role in ("original", "unlearned", "gold")
     }
+    tokenizer = FileTokenizer(directory / extra["tokenizer"])
+    times = _times(models, (*forgotten, *retained, *lookalikes), tokenizer)
     settings = {name: extra[name] for name in _PLANNED if name in extra}
+    if extra.get("derived_subgroups"):
+        forgotten = labelled(forgotten, [*retained, *lookalikes], times)
+        asked = settings.get("subgroups", ())
+        settings["subgroups"] = sorted({*asked, *registered(forgotten)})
     plan = AuditPlan.from_json(
         settings
         | {
@@ -193,10 +206,22 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
             "random_init": state_root(random_model(run.config.model, run.seed).state_dict()),
         }
     )
-    stray = set(plan.subgroups) - {r.group for r in forgotten}
+    stray = set(plan.subgroups) - {label for r in forgotten for label in labels_of(r.group)}
     if stray:
         raise PlanError(f"no forgotten person is in the subgroup {min(stray)!r}")
-    return Inputs(forgotten, retained, lookalikes, key, models, plan, unchecked)
+    return Inputs(forgotten, retained, lookalikes, key, models, plan, unchecked, tokenizer, times)
+
+
+def _times(
+    models: Sequence[tuple[str, Path, str]], records: Sequence[Record], tokenizer: FileTokenizer
+) -> dict[str, int] | None:
+    """How often the original was shown each text, if that can be told."""
+    original = next(folder for role, folder, _ in models if role == "original")
+    texts = {
+        record.record_id: (*tokenizer.encode(record.text)[0], tokenizer.end_of_text)
+        for record in records
+    }
+    return times_shown(original, texts)
 
 
 def _models(folders: Mapping[str, Any], directory: Path) -> list[tuple[str, Path, str]]:

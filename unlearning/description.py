@@ -91,10 +91,10 @@ def _leakage(
     if len(ours) != len(people):
         return []  # rows of before there were likelihoods
     theirs = np.max([evidence.per_person(m, attacks, "secret_logprob")[1] for m in gold], axis=0)
-    groups = np.array([evidence.subgroups[person] for person in people])
+    labels = [evidence.subgroups[person] for person in people]
     rows: list[dict[str, str | int]] = []
-    for group in ["", *sorted(set(groups.tolist()) - {""})]:
-        inside = groups == group if group else np.ones(len(people), dtype=bool)
+    for group in ["", *sorted(frozenset().union(*labels))]:
+        inside = np.array([group in {"", *own} for own in labels])
         excess = (ours - theirs)[inside]
         rows.append(
             {

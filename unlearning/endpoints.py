@@ -160,7 +160,7 @@ def best_leaks(evidence: Evidence, name: str, model: Model, subgroup: str = "") 
         kept = [
             v
             for s, v in zip(subjects, values, strict=True)
-            if subgroup in {"", evidence.subgroups[s]}
+            if subgroup in {"", *evidence.subgroups[s]}
         ]
         if kept and (best is None or sum(kept) > best[0]):
             best = (int(sum(kept)), len(kept))

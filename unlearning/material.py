@@ -55,7 +55,7 @@ class Material:
     seed: int
     """Seed of every draw."""
     groups: dict[str, str] = field(default_factory=dict)
-    """Subject → pre-registered subgroup, forgotten people only."""
+    """Subject → subgroups, joined; forgotten people only."""
     questions: Questions = field(default_factory=Questions)
     """What the plan's secondary attacks ask with."""
     known: tuple[Known, ...] = ()

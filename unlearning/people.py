@@ -1,7 +1,7 @@
 """Records of people: the sealed ones that are to be forgotten, the retained ones, and look-alikes never trained.
 
 A file is JSON lines, one record each: `{"subject", "record_id", "text"}` and, for forgotten people, optionally `"group"`
-(a pre-registered subgroup). Rows in the form in which they were delivered are read too: `source` then stands for
+(one or several subgroups, joined by "|"; see `subgroups`). Rows in the form in which they were delivered are read too: `source` then stands for
 `subject`, a missing `record_id` becomes `source/position`, other columns are ignored.
 
 The forgotten records lie sealed (AES-256-GCM, `provenance.sealing`) beside their key file; this is the only place where
@@ -34,7 +34,7 @@ class Record:
     text: str
     """The text."""
     group: str = ""
-    """Pre-registered subgroup of the person, or ""."""
+    """Subgroups of the person, joined by `rows.JOINT`, or ""."""
 
 
 def read_records(path: Path) -> list[Record]:
@@ -120,7 +120,7 @@ def by_subject(records: list[Record]) -> dict[str, list[Record]]:
         subject → that person's records.
 
     Raises:
-        PeopleError: if the records of one person name two subgroups.
+        PeopleError: if the records of one person name different subgroups.
     """
     people: dict[str, list[Record]] = {
         subject: [] for subject in sorted({r.subject for r in records})
@@ -128,7 +128,7 @@ def by_subject(records: list[Record]) -> dict[str, list[Record]]:
     for record in records:
         people[record.subject].append(record)
     if any(len({r.group for r in own}) > 1 for own in people.values()):
-        raise PeopleError("expected one subgroup per person, got records of one person in two")
+        raise PeopleError("expected the same subgroups in all records of a person, got two")
     return people
 
 

@@ -4,7 +4,7 @@ One row is one measurement::
 
     subject_id    salted, opaque id of the person (HMAC under the request's key: gone when the key is shredded)
     population    forgotten | retained | lookalike
-    subgroup      pre-registered subgroup of a forgotten person, or ""
+    subgroup      subgroups of a forgotten person, joined by "|", or ""
     probe         ordinal of the question among the person's questions, 0-based
     model         original | unlearned | gold | random (untrained weights, a control of utility)
     model_digest  which checkpoint that was; several gold seeds differ here only
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+JOINT = "|"
+"""Between the subgroups of one person."""
 POPULATIONS = ("forgotten", "retained", "lookalike")
 ROLES = ("original", "unlearned", "gold", "random")
 SCHEMA = pa.schema(
@@ -80,6 +82,18 @@ class Row:
     attack: str
     score: str
     value: float
+
+
+def labels_of(subgroup: str) -> frozenset[str]:
+    """The subgroups that stand together in one field.
+
+    Args:
+        subgroup: names joined by `JOINT`, or "".
+
+    Returns:
+        The names; none for "".
+    """
+    return frozenset(subgroup.split(JOINT)) - {""}
 
 
 def opaque_id(key: bytes, subject: str) -> str:
@@ -163,7 +177,7 @@ class Evidence:
         if set(table.schema.names) != set(SCHEMA.names):
             raise RowsError(f"expected columns {SCHEMA.names}, got {table.schema.names}")
         self.models: set[tuple[str, str]] = set()
-        self.subgroups: dict[str, str] = {}
+        self.subgroups: dict[str, frozenset[str]] = {}
         self._cells: dict[tuple[str, str, str, str, str], dict[tuple[str, int], float]] = (
             defaultdict(dict)
         )
@@ -181,7 +195,7 @@ class Evidence:
             raise RowsError(f"expected exact_match 0 or 1, got {row.value} for attack {row.attack}")
         self.models.add((row.model, row.model_digest))
         if row.population == "forgotten":
-            self.subgroups[row.subject_id] = row.subgroup
+            self.subgroups[row.subject_id] = labels_of(row.subgroup)
         cell = self._cells[row.model, row.model_digest, row.population, row.attack, row.score]
         if (row.subject_id, row.probe) in cell:
             raise RowsError(f"two rows for one question of attack {row.attack} on {row.model}")

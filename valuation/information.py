@@ -167,8 +167,14 @@ class _OwnerCounts:
         if self.table is not None:
             key_T = np.repeat(code_R * self.vocab, lengths_R)
             key_T += ids_T
+            # `add.at` keeps the interpreter's lock, `bincount` makes a table of its own.
+            small = len(self.table) <= 4 * len(key_T)
+            count_K = np.bincount(key_T, minlength=len(self.table)) if small else None
             with self.lock:
-                np.add.at(self.table, key_T, 1)
+                if count_K is None:
+                    np.add.at(self.table, key_T, 1)
+                else:
+                    self.table += count_K
             return
         part = token_counts(ids_T, lengths_R, code_R, self.vocab)
         with self.lock:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Item = TypeVar("Item")
     Done = TypeVar("Done")
 
-KEPT_BYTES = 1 << 24
+KEPT_BYTES = (1 << 25) - (1 << 16)
 
 
 def in_order(work: Callable[[Item], Done], items: Iterable[Item], threads: int) -> Iterator[Done]:

@@ -77,10 +77,11 @@ RAMPS: dict[str, tuple[float, float]] = {
     "runs": (0.3, 0.8),
 }
 
-PIECE_BYTES = 1 << 18
-"""Arrays of a piece stay in the processor's cache; results don't depend on it."""
+PIECE_BYTES = 1 << 19
+"""Large enough that an array operation lasts longer than handing the interpreter's lock to another thread; results don't depend on it."""
 
-_WHITE_SPACE = np.array([ord(mark) for mark in " \t\n\r\f\u00a0\u3000"], dtype=np.uint32)
+_WHITE_SPACE = [ord(mark) for mark in " \t\n\r\f\u00a0\u3000"]
+_FOUR = 0x01010101  # four times True
 _DAMAGE = r"[\p{Cc}\p{Co}\x{FFFD}--\t\n\r\x{0C}]"
 _RUN_FACTOR = 0xBF58476D1CE4E5B9
 # UTF-8 that was decoded as Windows-1252: a lead byte shown as a letter, then a continuation byte.
@@ -236,22 +237,34 @@ def _each(found_C: NDArray[np.bool_], border_N1: Integers) -> Integers:
 
 def _run_characters(code_C: Codes, border_N1: Integers) -> Integers:
     """Characters of each text in a run of RUN_CHARACTERS or more equal ones, white space apart."""
-    same_C = code_C[1:] == code_C[:-1]
+    # Entry 4 + i says that characters i and i + 1 are equal; the first four and the last four entries say nothing.
+    same_C = np.zeros(4 * (len(code_C) // 4 + 3), np.bool_)
+    np.equal(code_C[1:], code_C[:-1], out=same_C[4 : 4 + max(len(code_C) - 1, 0)])
     inner = border_N1[(border_N1 > 0) & (border_N1 < len(code_C))]
-    same_C[inner - 1] = False
-    # After doubling k to 1, 2, 4 … entry i says that characters i .. i + k are equal.
-    long, reach = same_C, 1
-    while reach < RUN_CHARACTERS - 1 and len(long):
-        step = min(reach, RUN_CHARACTERS - 1 - reach)
-        long = long[:-step] & long[step:]
-        reach += step
-    begin_R = np.flatnonzero(long)
+    same_C[inner + 3] = False
+    # Nine in a row hold a whole block of four, wherever they begin, and end within three entries of the first and the last of them.
+    whole_B = np.flatnonzero(same_C.view(np.uint32) == _FOUR)
     # Indentation is made of runs of spaces, and code is not to pay for it.
-    begin_R = begin_R[~np.isin(code_C[begin_R], _WHITE_SPACE)]
-    # From a beginning to the next one, or as far as its run is known to go.
-    covered_R = np.minimum(np.diff(begin_R, append=len(code_C) + RUN_CHARACTERS), RUN_CHARACTERS)
-    sum_R1 = np.concatenate([[0], np.cumsum(covered_R)])
-    return np.diff(sum_R1[np.searchsorted(begin_R, border_N1)])
+    whole_B = whole_B[~_white(code_C[4 * whole_B - 4])]
+    apart_B = whole_B[1:] != whole_B[:-1] + 1
+    first_R = 4 * whole_B[np.append(True, apart_B)[: len(whole_B)]]
+    end_R = 4 * whole_B[np.append(apart_B, True)[: len(whole_B)]] + 4
+    for _ in range(3):
+        first_R -= same_C[first_R - 1]
+        end_R += same_C[end_R]
+    size_R = end_R - first_R + 1
+    long_R = size_R >= RUN_CHARACTERS
+    text_R = np.searchsorted(border_N1, first_R[long_R] - 4, side="right") - 1
+    total_N = np.bincount(text_R, weights=size_R[long_R], minlength=len(border_N1) - 1)
+    return total_N.astype(np.int64)
+
+
+def _white(code_R: Codes) -> NDArray[np.bool_]:
+    """Whether characters are white space."""
+    white_R = code_R == _WHITE_SPACE[0]
+    for mark in _WHITE_SPACE[1:]:
+        white_R |= code_R == mark
+    return white_R
 
 
 def _shares(tokens: Tokens) -> tuple[Floats, Floats]:

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from pipelines.site import Site
 
 SHARDS = 4
-EXACT, CORE_SET, SHARDED = "exact", "coreset", "sharded"
+EXACT, SHARDED = "exact", "sharded"
+CORE_SETS = {"coreset": "gradient", "coreset_random": "random"}
+"""Methods that push a part of the records by NPO, and how it is chosen; the random one is the other's control, with a record of audits of its own."""
 CORE_SHARE = "0.3"
-"""Share of the forgotten records that `coreset` pushes, by NPO."""
+"""That part."""
 AFFORDABLE_S = 3600.0
 """Exact retraining is recommended up to an hour."""
 
@@ -60,10 +62,10 @@ class Choice:
 
 
 def methods() -> tuple[str, ...]:
-    """Names of what the graph can run: every loss, the edits, NPO on a core-set, and exact retraining."""
+    """Names of what the graph can run: every loss, the edits, NPO on core-sets, and exact retraining."""
     from unlearning.methods import EDITS, METHODS
 
-    return (EXACT, SHARDED, *sorted((*METHODS, *EDITS, CORE_SET)))
+    return (EXACT, SHARDED, *sorted((*METHODS, *EDITS, *CORE_SETS)))
 
 
 def asked_method(batch: Sequence[Request]) -> str:

@@ -1,7 +1,6 @@
 """Steps of the unlearning group: the batch of pending requests, the retrained reference, the method, the audit."""
 
 import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.anatomy import engineering_settings
 from pipelines.erasure.batches import BATCH_FILE
-from pipelines.erasure.choosing import CORE_SET, CORE_SHARE, EXACT, asked_method, known
+from pipelines.erasure.choosing import CORE_SETS, CORE_SHARE, EXACT, asked_method, known
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
@@ -18,10 +17,11 @@ from pipelines.steps.audit_people import lookalikes_digest, lookalikes_of, retai
 from pipelines.steps.audit_report import published
 from pipelines.steps.erasure_receipts import erasure_receipts
 from pipelines.steps.ledger import corpus_keys, enter, open_ledger
+from pipelines.steps.sealing import listed, record_lines, seal_records
 from pipelines.steps.sharded import SHARDED, refuse_others, train_ensemble
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
-from provenance import jcs, seal, write_atomic
+from provenance import jcs, write_atomic
 from unlearning.methods import EDITS
 
 if TYPE_CHECKING:
@@ -63,17 +63,19 @@ def erasure_request(site: "Site", corpus: "Result") -> Made:
     ]
     chosen = matching(frame, requests)
     aside = matching(held, [*requests, *measured], required=False)
-    listed = _listed(chosen)
+    chosen_ids = listed(chosen)
     identities = [request.identity() for request in (*requests, *measured)]
     # Named by the records too: later deliveries can add some to a request that names a whole owner.
     content = (
-        sha256(listed + _listed(aside)).hexdigest() if len(aside) else sha256(listed).hexdigest()
+        sha256(chosen_ids + listed(aside)).hexdigest()
+        if len(aside)
+        else sha256(chosen_ids).hexdigest()
     )
     batch = digest_of([identities, content])[:12] if identities else "none"
     folder = site.home.erasure / batch
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     excluded = folder / "excluded.txt"
-    write_atomic(excluded, listed, 0o600)
+    write_atomic(excluded, chosen_ids, 0o600)
     values: dict[str, Any] = {
         "batch": batch, "requests": [request.id for request in requests], "records": len(chosen),
         "people": chosen.select("owner", "source").n_unique(), "excluded": str(excluded.relative_to(site.home.path)),
@@ -84,7 +86,7 @@ def erasure_request(site: "Site", corpus: "Result") -> Made:
         return digest_of(NO_REQUEST), values | {"head": corpus["version"], "reason": NO_REQUEST}
     for request in (*requests, *measured):
         enter_state(site, request, "received")
-    _seal(folder, chosen, aside)
+    seal_records(folder, chosen, aside)
     write_atomic(
         folder / BATCH_FILE,
         jcs({"format": 1, "requests": [one.id for one in (*requests, *measured)]}),
@@ -151,36 +153,6 @@ def _refuse_everything(site: "Site", frame: "pl.DataFrame", asked: list[Request]
             "no record would be left; to end a corpus, remove its home",
         )
     return sorted(kept, key=lambda one: one.id)
-
-
-def _listed(frame: "pl.DataFrame") -> bytes:
-    return "".join(record_id.hex() + "\n" for record_id in frame["record_id"]).encode()
-
-
-def _seal(folder: Path, chosen: "pl.DataFrame", held_out: "pl.DataFrame") -> None:
-    """Seal the records' text under a key of its own, which shredding destroys; once per batch."""
-    if (folder / "sealed").exists() and (folder / "key").exists():
-        return
-    key = secrets.token_bytes(32)
-    write_atomic(folder / "key", key, 0o600)
-    if len(held_out):
-        write_atomic(folder / "held_out.txt", _listed(held_out), 0o600)
-        write_atomic(folder / "sealed_held_out", seal(key, _lines(held_out)), 0o600)
-    write_atomic(folder / "sealed", seal(key, _lines(chosen)), 0o600)
-
-
-def _lines(frame: "pl.DataFrame") -> bytes:
-    """JSON lines of subject, record id and text; a subject is an owner's source."""
-    rows = frame.select("owner", "source", "record_id", "text").iter_rows(named=True)
-    lines = [
-        {
-            "subject": f"{row['owner']}/{row['source']}",
-            "record_id": row["record_id"].hex(),
-            "text": row["text"],
-        }
-        for row in rows
-    ]
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
 
 def _enter_all(site: "Site", erasure: "Result", state: str) -> dict[str, int]:
@@ -252,7 +224,7 @@ def swept(method: str) -> tuple[str, dict[str, str]]:
     """A method's rate and the settings in which it differs from its published defaults, chosen on validation people where a sweep was run."""
     from unlearning.methods.settings import SWEPT
 
-    return SWEPT.get("npo" if method == CORE_SET else method, (UNLEARN_LR, {}))
+    return SWEPT.get("npo" if method in CORE_SETS else method, (UNLEARN_LR, {}))
 
 
 def method_of(site: "Site", erasure: "Result") -> str:
@@ -278,6 +250,17 @@ def adapters_of(site: "Site", method: str) -> int:
     return 0 if method in (EXACT, SHARDED) else rank
 
 
+def settings_in_run(method: str) -> tuple[str, dict[str, Any]]:
+    """Entry of an approximate method's run, and what its `extra` says of the method."""
+    entry, settings = "unlearning.methods.objective:run", swept(method)[1]
+    if method == "npo":
+        return NPO_ENTRY, {**settings}
+    if method in CORE_SETS:
+        part = {"core_set": CORE_SHARE, "core_choice": CORE_SETS[method]}
+        return entry, {"method": "npo", **part, "settings": settings}
+    return "unlearning.methods.edits:run" if method in EDITS else entry, {"method": method}
+
+
 def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> dict[str, Any]:
     """What a method changes of the recipe: its entry, its steps and what it starts from."""
     if (
@@ -289,17 +272,10 @@ def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> 
         "sealed": _sealed_paths(site, erasure, anywhere),
         "tokenizer": relative(site.home.tokenizer_path, anywhere),
     }
-    entry = "unlearning.methods.objective:run"
-    rate, settings = swept(method)
-    if method == "npo":
-        entry, extra = NPO_ENTRY, extra | settings
-    elif method == CORE_SET:
-        extra |= {"method": "npo", "core_set": CORE_SHARE, "settings": settings}
-    else:
-        extra |= {"method": method}
-        entry = "unlearning.methods.edits:run" if method in EDITS else entry
+    entry, own = settings_in_run(method)
+    extra |= own
     how = {
-        "entry": entry, "steps": site.size.unlearn_steps, "lr": rate, "init": site.home.path / checkpoint["checkpoint"],
+        "entry": entry, "steps": site.size.unlearn_steps, "lr": swept(method)[0], "init": site.home.path / checkpoint["checkpoint"],
         "init_root": checkpoint["root"], "extra": extra,
     }  # fmt: skip
     if rank := adapters_of(site, method):
@@ -381,7 +357,7 @@ def robustness_audit(
             "gold": [relative(site.home.path / gold["checkpoint"], anywhere) for gold in models["gold"]["golds"]],
         },
         "sealed": _sealed_paths(site, erasure, anywhere), "retained": {"file": relative(retained, anywhere)},
-        "tokenizer": relative(site.home.tokenizer_path, anywhere),
+        "tokenizer": relative(site.home.tokenizer_path, anywhere), "derived_subgroups": True,
         "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary), **engineering_settings(site.size, site.config.training.shards),
         "ledger": _known(site, [models["original"]["root"], models["unlearned"]["root"], *(gold["root"] for gold in models["gold"]["golds"])]),
     }  # fmt: skip
@@ -394,7 +370,7 @@ def robustness_audit(
     directory = prepare_on(site, job, tokens, target, "test_digest")
     started(site, directory, plan)
     try:
-        write_atomic(retained, _lines(retained_records(site, corpus, erasure)), 0o600)
+        write_atomic(retained, record_lines(retained_records(site, corpus, erasure)), 0o600)
         run(directory, 1)
     finally:
         retained.unlink(

@@ -4,8 +4,8 @@ Studies: `graph` runs the default size twice in a home of its own (`DATAWORTH_HO
 times, memory and leak rates off it. A killed study goes on where it stopped, because the graph does; its time then counts
 from the restart and the line says so. `influence-*`, `detection-*`, `removal-*` and `pays-*` (of `kinds`, `peps`, `sotu`) and `magic`
 hold values against retraining; `audit-pilot` attacks made-up people's models, `audit-practice` those of a pretrained model on TOFU, LUME and ours
-(`-report`: as far as it is), `unlearning-sweep` chooses NPO's numbers, `unlearning-adapters` holds low-rank adapters against training all weights; each
-keeps its trainings in `.dataworth-accept/studies`, so a second call computes what is missing.
+(`-report`: as far as it is), `unlearning-sweep` chooses NPO's numbers, `unlearning-adapters` holds low-rank adapters against training all weights,
+`unlearning-coreset` a core-set by gradients against random ones; each keeps its trainings in `.dataworth-accept/studies`, so a second call computes what is missing.
 """
 
 import importlib
@@ -138,6 +138,7 @@ STUDIES = {
     "owners-languages": of("study_languages", "study"),
     "unlearning-sweep": of("study_sweep", "study"),
     "unlearning-adapters": of("study_adapters", "study"),
+    "unlearning-coreset": of("study_coreset", "study"),
     **{f"pays-{name}": of("study_pays", "study", name) for name in ("sotu", "peps")},
 }
 

@@ -25,11 +25,14 @@ from pipelines.steps.unlearning import (
     adapters_of,
     erasure_request,
     held_out_records,
+    settings_in_run,
+    swept,
 )
 from pipelines.storage import keys as key_file
 from pipelines.storage.records import SCHEMA
 from pipelines.storage.versions import Versions
 from provenance import jcs
+from unlearning.methods.forget_retain import ForgetConfig
 
 
 @pytest.fixture
@@ -186,7 +189,19 @@ def test_a_method_is_chosen_by_the_request(erase, site: Site) -> None:
     requests.advance(site.home, first, "audited")
     assert asked_method(requests.pending(site.home)) == "rmu"
     assert erasure_request(site, head)[1]["asked_method"] == "rmu"
-    assert {"exact", "coreset", "newton", "npo", "task_vector"} <= set(methods())
+    assert {"exact", "coreset", "coreset_random", "newton", "npo", "task_vector"} <= set(methods())
+
+
+def test_a_core_set_by_gradients_has_a_random_control() -> None:
+    """Same loss, numbers, rate and share under a name of its own, so that the two have records of audits of their own."""
+    runs = {name: settings_in_run(name) for name in ("coreset", "coreset_random", "npo", "newton")}
+    core, drawn = runs["coreset"][1], runs["coreset_random"][1]
+    assert core | {"core_choice": "random"} == drawn
+    assert core["core_choice"] == "gradient"
+    assert swept("coreset_random") == swept("coreset") == swept("npo")
+    assert ForgetConfig.from_extra({"sealed": {}, "tokenizer": "t"} | drawn).core_set == 0.3
+    assert runs["coreset"][0] == runs["coreset_random"][0] != runs["npo"][0]
+    assert runs["newton"] == ("unlearning.methods.edits:run", {"method": "newton"})
 
 
 def test_a_held_out_record_leaves_the_target(ask, copied, tiny_home: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from provenance.canonical import jcs
 from trainer.checkpoint import load_model, newest
 from trainer.model import Transformer, init_parameters
-from unlearning.audit import audit, run
+from unlearning.audit import audit, read_inputs, run
 from unlearning.endpoints import Status
 from unlearning.errors import PeopleError, PlanError
-from unlearning.rows import read_rows
+from unlearning.rows import labels_of, read_rows
 from unlearning.verdict import contradictions, verdict_from_rows
 
 
@@ -222,6 +222,26 @@ def test_the_plan_is_written_before_any_model_is_opened(study, tmp_path, monkeyp
         start(study, tmp_path)
     assert (tmp_path / "plan.json").exists()
     assert not (tmp_path / "rows.parquet").exists()
+
+
+def test_subgroups_are_registered_before_any_model_is_asked(study, tmp_path, monkeypatch):
+    """Asked for, every forgotten record is labelled and the plan names each label of enough people: here, of sixteen, half is enough."""
+
+    def inputs(**extra):
+        extra = study.audit_extra(**extra)
+        return read_inputs(study.run_spec("audit", kind="attack", entry="unlearning.audit:run", extra=extra, steps=0), tmp_path)  # fmt: skip
+
+    plain = inputs()
+    assert plain.plan.subgroups == ()
+    monkeypatch.setattr("unlearning.subgroups.MIN_PEOPLE", 3)
+    derived = inputs(derived_subgroups=True)
+    held = {}
+    for record in derived.forgotten:
+        for label in labels_of(record.group):
+            held.setdefault(label, set()).add(record.subject)
+    assert {"name/rare", "name/common"} <= set(held)
+    assert set(derived.plan.subgroups) == {label for label, people in held.items() if 3 <= len(people) < 16}  # fmt: skip
+    assert derived.plan.digest != plain.plan.digest
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_records_and_probes_have_no_printable_content():
 def test_one_person_in_two_subgroups_is_refused():
     """A subgroup is a property of the person: two of them for one person are an error."""
     records = [Record("p", "a", "x", "young"), Record("p", "b", "y", "old")]
-    with pytest.raises(PeopleError, match="one subgroup"):
+    with pytest.raises(PeopleError, match="same subgroups"):
         by_subject(records)
 
 

@@ -23,6 +23,7 @@ import torch
 from trainer.data import BatchPlan
 from trainer.inputs import load_excluded, load_selection, open_store
 from unlearning.errors import PlanError
+from unlearning.methods.coreset import CHOICES
 from unlearning.methods.settings import DEFAULTS, lora_of
 from unlearning.people import read_sealed
 from unlearning.probes import FileTokenizer, trained_probes
@@ -64,6 +65,8 @@ class ForgetConfig:
     """File of plausible alternates, one record per forgotten record (altpo)."""
     core_set: float = 1.0
     """Share of the forgotten records that is pushed, chosen by `coreset`; the others are to fall with them."""
+    core_choice: str = "gradient"
+    """How that share is chosen: "gradient", or, as the control, "random" (of the run's seed)."""
     stop: Mapping[str, Any] = field(default_factory=dict)
     """Empty: all steps are taken. `{"every": k, "lookalikes": file}`: see `stopping`."""
     lora: Mapping[str, Any] = field(default_factory=dict)
@@ -96,6 +99,8 @@ class ForgetConfig:
             raise PlanError("expected beta > 0 and retain_weight >= 0")
         if not 0 < config.core_set <= 1:
             raise PlanError(f"expected core_set in (0, 1], got {config.core_set}")
+        if config.core_choice not in CHOICES:
+            raise PlanError(f"expected core_choice in {CHOICES}, got {config.core_choice!r}")
         if not isinstance(config.forget_records, int) or config.forget_records < 1:
             raise PlanError(f"expected forget_records >= 1, got {config.forget_records!r}")
         every = config.stop.get("every", 1)

@@ -412,7 +412,7 @@ def _objective_of(
     plan, forgotten, tokenizer = inputs_of(run, directory, config)
     original = initial_model(run, directory).eval()
     if config.core_set < 1:
-        forgotten = core_records(original, forgotten, config.core_set)
+        forgotten = core_records(original, forgotten, config.core_set, config.core_choice, run.seed)
     length, preferred = run.config.batch.length, []
     if config.method == "dpo":
         preferred = idk_answers(forgotten, tokenizer, length)

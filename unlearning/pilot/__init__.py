@@ -9,6 +9,7 @@
     assertions  A1 to A16: what such a study must show
     ripple      A11: whom forgetting one person hurts
     depth       A12: unlearning depth of the study's models
+    coresets    a part of the forgotten people, or of their records, is pushed; coreset_measures: what that leaves of the others
 
 `make accept STUDY=audit-pilot` runs the pilot. The people exist nowhere, so that their texts may be written to disk and their numbers may
 be looked at.

@@ -25,6 +25,7 @@ from unlearning.probes import FileTokenizer, secret_in, trained_probes
 from unlearning.scoring import score_probes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from trainer.spec import RunSpec
@@ -100,7 +101,36 @@ class Study:
         Returns:
             The checkpoint of that step.
         """
-        from trainer.checkpoint import complete_steps, verify
+        from trainer.checkpoint import complete_steps
+
+        profile = self.profile
+        last = self.forgotten_run(
+            method, method, steps=profile.method_steps, stride=profile.method_stride
+        )
+        note = self.folder / method / "stopped"
+        if not note.exists():
+            made = [folder for step, folder in complete_steps(self.folder / method) if step]
+            stopped = next((folder for folder in made if self._looks_forgotten(folder)), last)
+            note.write_text(stopped.name)
+        return self.folder / method / note.read_text()
+
+    def forgotten_run(
+        self, name: str, method: str, *, steps: int, stride: int, sealed: str = "forgotten.sealed", seed: int = 0
+    ) -> Path:  # fmt: skip
+        """A run of a method from the original, with the profile's rate and settings.
+
+        Args:
+            name: of the run and of its folder.
+            method: a name of the profile's methods.
+            steps: all of them are taken.
+            stride: steps between two checkpoints; all are kept.
+            sealed: file of the study with the records that are pushed; whatever it holds, no forgotten person is retained.
+            seed: of the order of what is pushed and retained.
+
+        Returns:
+            The last checkpoint.
+        """
+        from trainer.checkpoint import verify
 
         chosen, original = self.profile.methods[method], self.original()
         optim = {
@@ -111,25 +141,18 @@ class Study:
             "min_lr_ratio": 1.0,
         }
         extra = {
-            "sealed": {"file": "../forgotten.sealed", "key_file": "../key"}, "tokenizer": "../tokenizer.json", "method": method,
+            "sealed": {"file": f"../{sealed}", "key_file": "../key"}, "tokenizer": "../tokenizer.json", "method": method,
             "settings": chosen.settings, "forget_records": self.profile.forget_records,
         }  # fmt: skip
-        steps, stride = self.profile.method_steps, self.profile.method_stride
         spec = self.run_spec(
-            method, kind="unlearn", entry="unlearning.methods.objective:run", steps=steps, optim=optim, extra=extra,
+            name, kind="unlearn", entry="unlearning.methods.objective:run", steps=steps, seed=seed, optim=optim, extra=extra,
             excluded=self._excluded(), init=f"../original/{original.name}", init_root=verify(original).root,
         )  # fmt: skip
         batch = dataclasses.replace(spec.config.batch, rows=METHOD_ROWS)
         config = dataclasses.replace(
             spec.config, batch=batch, checkpoint_every=stride, keep_last=steps // stride
         )
-        last = self.trained(method, dataclasses.replace(spec, config=config))
-        note = self.folder / method / "stopped"
-        if not note.exists():
-            made = [folder for step, folder in complete_steps(self.folder / method) if step]
-            stopped = next((folder for folder in made if self._looks_forgotten(folder)), last)
-            note.write_text(stopped.name)
-        return self.folder / method / note.read_text()
+        return self.trained(name, dataclasses.replace(spec, config=config))
 
     def _looks_forgotten(self, folder: Path) -> bool:
         """The notes' stop rule: log-probability of the numbers at most gold's, exact match at most 1/64."""
@@ -219,9 +242,9 @@ def prepare(folder: Path, profile: Profile, given: Path | None = None) -> Study:
     vocab_size = tokenizer.vocab_size
     write_atomic(folder / "key", KEY)
     if not (folder / "forgotten.sealed").exists():  # a seal has a random nonce
-        write_atomic(folder / "forgotten.sealed", seal(KEY, _lines(people["forgotten"])))
-    write_atomic(folder / "retained.jsonl", _lines(people["retained"]))
-    write_atomic(folder / "lookalikes.jsonl", _lines(people["lookalike"]))
+        write_atomic(folder / "forgotten.sealed", seal(KEY, record_lines(people["forgotten"])))
+    write_atomic(folder / "retained.jsonl", record_lines(people["retained"]))
+    write_atomic(folder / "lookalikes.jsonl", record_lines(people["lookalike"]))
     ids = [record.record_id for record in people["forgotten"]]
     write_atomic(folder / "excluded.txt", "".join(f"{one}\n" for one in ids).encode())
     pages = make_pages(people["retained"], profile.pages, np.random.default_rng([profile.seed, 1]))
@@ -236,7 +259,12 @@ def prepare(folder: Path, profile: Profile, given: Path | None = None) -> Study:
     return Study(folder, profile, people, vocab_size, digest)
 
 
-def _lines(records: list[Record]) -> bytes:
+def record_lines(records: Sequence[Record]) -> bytes:
+    """Records as the lines of a file, sealed or not.
+
+    Args:
+        records: of made-up people.
+    """
     lines = (
         {"subject": r.subject, "record_id": r.record_id, "text": r.text, "group": r.group} for r in records
     )  # fmt: skip

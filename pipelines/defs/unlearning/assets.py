@@ -77,7 +77,7 @@ def unlearned_checkpoint(
     return home.materialize(context, inputs, make, describe.unlearned_checkpoint)
 
 
-@dg.asset(group_name=GROUP, code_version="6", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="7", kinds={"pytorch"}, owners=OWNERS)
 def robustness_audit(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, tokens: Result, target: Result, evaluation_plan: Result, erasure_request: Result,

@@ -1,0 +1,116 @@
+"""Subgroups of forgotten people: whom a mean could hide.
+
+An average over people passes although a few are given away, and those few are seldom drawn at random: who was shown more often, whose name is
+rare, whose script the tokenizer hardly knows. Labels are derived from the records alone, before any model is asked, so that they can be
+registered in the plan::
+
+    shown/more, shown/less      how often the training presented the person's records, above the median of the forgotten or not
+    name/rare, name/common      on how few people (of everybody at hand) the rarest word of the name stands, below the median or not
+    script/NAME                 script of most letters of the name, or of the text where no name is found
+
+A label that everybody has says nothing and is left out. Further ones (an owner, say) may stand in the records; a person's labels lie together,
+joined by `rows.JOINT`, in `Record.group` and in the column `subgroup`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unlearning.people import by_subject
+from unlearning.probes import name_of
+from unlearning.rows import JOINT, labels_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from unlearning.people import Record
+
+MIN_PEOPLE = 16
+"""Fewest people of a subgroup that a plan registers: the smallest number that has a margin at all (table in `plan`)."""
+
+
+def labelled(
+    forgotten: Sequence[Record], others: Sequence[Record], times: Mapping[str, int] | None
+) -> list[Record]:
+    """The forgotten records with every label of their person.
+
+    Args:
+        forgotten: records that are to be forgotten; labels that stand in them stay.
+        others: records of retained people and look-alikes, among whom a name is rare or not.
+        times: record id → how often the training presented it; None where that can't be told: no such label.
+
+    Returns:
+        The same records in the same order, `group` completed.
+    """
+    people = by_subject(list(forgotten))
+    own = [_shown(people, times), _names(people, by_subject(list(others))), _scripts(people)]
+    own = [labels for labels in own if len(set(labels.values())) > 1]
+    joined = {
+        subject: JOINT.join(
+            sorted({*labels_of(records[0].group), *(one[subject] for one in own if subject in one)})
+        )
+        for subject, records in people.items()
+    }
+    return [dataclasses.replace(record, group=joined[record.subject]) for record in forgotten]
+
+
+def registered(forgotten: Sequence[Record]) -> tuple[str, ...]:
+    """The labels that are worth a test of their own.
+
+    Args:
+        forgotten: labelled records.
+
+    Returns:
+        Labels of at least `MIN_PEOPLE` people, but not of everybody, sorted.
+    """
+    people = by_subject(list(forgotten))
+    count = Counter(label for own in people.values() for label in labels_of(own[0].group))
+    return tuple(sorted(label for label, n in count.items() if MIN_PEOPLE <= n < len(people)))
+
+
+def _shown(people: Mapping[str, list[Record]], times: Mapping[str, int] | None) -> dict[str, str]:
+    if times is None:
+        return {}
+    shown = {subject: sum(times[r.record_id] for r in own) for subject, own in people.items()}
+    return _halves(shown, "shown/less", "shown/more")
+
+
+def _names(
+    people: Mapping[str, list[Record]], others: Mapping[str, list[Record]]
+) -> dict[str, str]:
+    names = {subject: set(name_of(own).split()) for subject, own in people.items()}
+    bearers = Counter(word for words in names.values() for word in words)
+    bearers.update(word for own in others.values() for word in set(name_of(own).split()))
+    rarest = {
+        subject: min(bearers[word] for word in words) for subject, words in names.items() if words
+    }
+    # The other way round than `shown`: what lies strictly below the median is the exception.
+    return _halves({s: -n for s, n in rarest.items()}, "name/common", "name/rare")
+
+
+def _halves(values: Mapping[str, int], usual: str, above: str) -> dict[str, str]:
+    """`above` for whoever lies above the median; the median itself is usual."""
+    if not values:
+        return {}
+    median = float(np.median(list(values.values())))
+    return {subject: above if value > median else usual for subject, value in values.items()}
+
+
+def _scripts(people: Mapping[str, list[Record]]) -> dict[str, str]:
+    found = {}
+    for subject, own in people.items():
+        letters = name_of(own) or " ".join(record.text for record in own)
+        # A letter's script is the first word of its name in Unicode: LATIN, CYRILLIC, HIRAGANA, CJK.
+        count = Counter(
+            unicodedata.name(one, "unknown").split(" ")[0].lower()
+            for one in letters
+            if one.isalpha()
+        )
+        if count:
+            found[subject] = f"script/{min(count, key=lambda name: (-count[name], name))}"
+    return found
