@@ -279,6 +279,9 @@ def explain(
         return
     import polars as pl
 
+    from pipelines.steps import increments
+    from trainer.spec import load_run
+
     site = this_site()
     values = pl.read_parquet(_table(site, "values")).filter(pl.col("subject_id") == subject)
     if not len(values):
@@ -307,12 +310,12 @@ def explain(
                 f"{lot['value']:.6f} ± {lot['se']:.6f} nats; {own:,} of its {lot['tokens']:,} tokens, copies left out",
             )
     if found or subject in [lot["id"] for lot in owner_values["groups"]]:
-        table.add_row(
-            "coalitions", f"{owner_values['coalitions']} retrained, {owner_values['method']}"
-        )
-        table.add_row(
-            "run", f"{owner_values['run']}, seed {plan['seeds']['proxy']} ({plan['seed_rule']})"
-        )
+        said = increments.sentence(owner_values)
+        table.add_row("coalitions", f"{owner_values['coalitions']} retrained, {owner_values['method']}; {said}")  # fmt: skip
+        seed = load_run(
+            site.home.runs / owner_values["run"]
+        ).seed  # after a delivery, of an earlier plan
+        table.add_row("run", f"{owner_values['run']}, seed {seed} ({plan['seed_rule']})")
         _add_proxy(site, table)
     _add_price(site, subject, table)
     _add_buyers(site, subject, table)

@@ -133,6 +133,8 @@ def evaluation_plan(site: "Site", commitment: "Result", target: "Result") -> Mad
             for name in ("train", "proxy", "orders", "unlearn", "audit", "gold-2", "gold-3")
         },
         "seed_rule": rule,
+        "values": "all coalitions of lots by seeds.proxy; after a delivery, lots, seed and share of tokens are those of the full computation that is gone on "
+        "from, which the entry of the values names under update",
         "nonce": nonce,
         "ledger_checkpoint": anchor,
         "audit": {

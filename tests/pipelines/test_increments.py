@@ -75,6 +75,9 @@ def test_a_delivery_trains_only_coalitions_with_the_new_lot(
     assert found is not None
     assert "of 16 coalitions 8 trained now, 8 found in the bank, none predicted" in increments.sentence(found)  # fmt: skip
     assert increments.counts(found)["utility calls"] == 8
+    explained = ask(delivered_home, "explain", "lincoln").out
+    assert f"seed {seeds[0]} " in explained
+    assert "8 found in the bank" in explained
     again = ask(delivered_home, "dispute", "--retrain", "3")
     assert again.code == 0, again.out
     assert "coalition 8 yes trained again" in again.out

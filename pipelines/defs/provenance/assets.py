@@ -25,7 +25,7 @@ def commitment(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="1", kinds={"json"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="2", kinds={"json"}, owners=OWNERS)
 def evaluation_plan(
     context: dg.AssetExecutionContext, home: HomeResource, commitment: Result, target: Result
 ) -> dg.MaterializeResult:
