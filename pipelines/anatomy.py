@@ -2,52 +2,68 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.reports.engineering import (
     DepthCurve,
     Engineering,
+    LensRange,
     ModuleRow,
     Neighbour,
+    OfEnsemble,
     RipplePoint,
+    TieGap,
     TieRow,
+    Undefined,
 )
 from pipelines.reports.parts import NotAvailable
 from pipelines.sizes import Size
 
+if TYPE_CHECKING:
+    from unlearning.findings import Lens
+
 FILE = "engineering.parquet"
 OTHERS_PER_TARGET = 4
-UNMEASURED = "depth and ripple are measured from the size `default` on, of one model, not of the mean of several; this audit was made without them"
+UNMEASURED = (
+    "depth and ripple are measured from the size `default` on; this audit was made without them"
+)
+LENS = "Logit lens by constituent"
 
 
-def engineering_settings(size: Size, shards: int) -> dict[str, Any]:
-    """The setting of an audit that has depth and ripple measured; nothing at sizes that can't afford it.
+def engineering_settings(size: Size) -> dict[str, Any]:
+    """The setting of an audit that has depth and ripple measured, of ensembles what is defined; nothing at sizes that can't afford it.
 
     Args:
         size: how much of everything a run does.
-        shards: models that the released one is the mean of; more than one has no layers to look into.
     """
     targets = size.engineering_targets
-    if not targets or shards > 1:
+    if not targets:
         return {}
     return {"engineering": {"targets": targets, "others": targets * OTHERS_PER_TARGET}}
 
 
-def read_engineering(folder: Path) -> Engineering | NotAvailable:
+def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble | NotAvailable:
     """Depth and ripple of an audit.
 
     Args:
         folder: its run folder.
+        shards: models that the audited ones are means of.
+
+    Returns:
+        Both, with the rows that were kept; of ensembles what is defined, and why the rest is not.
     """
     if not (folder / FILE).exists():
-        return NotAvailable(reason=UNMEASURED)
+        return _of_ensemble([], []) if shards > 1 else NotAvailable(reason=UNMEASURED)
     from unlearning.association import CAVEAT, TIES
     from unlearning.findings import Findings, distances
     from unlearning.rows import read_rows
 
     plan = json.loads((folder / "plan.json").read_text())
     found = Findings(read_rows(folder / FILE), plan["gold"][0])
+    if parts := found.lens():
+        return _of_ensemble(parts, plan["gold"])
     depth = found.depth()
     cosines_TN, damage_TN = found.pairs("gradient_cosine"), found.pairs("damage")
     null = found.null()
@@ -62,6 +78,7 @@ def read_engineering(folder: Path) -> Engineering | NotAvailable:
         ),
         targets=damage_TN.shape[0], others=damage_TN.shape[1], reached=int(found.targets("reached").sum()),
         ties=tuple(_tie(found, tie) for tie in TIES),
+        gaps=tuple(_gap(found, one, other) for one in TIES if one.startswith("gradient") for other in TIES if not other.startswith("gradient")),
         neighbours=tuple(
             Neighbour(rank=one.rank, pairs=one.pairs, damage=one.mean, low=one.low, high=one.high, worst=one.worst)
             for one in found.neighbours()
@@ -74,10 +91,28 @@ def read_engineering(folder: Path) -> Engineering | NotAvailable:
             ModuleRow(
                 module=one.name, norm=one.norm, gold_norm=_known(one.gold_norm), applied=tuple(one.applied_D.tolist()),
                 reverted=tuple(one.reverted_D.tolist()), facts=tuple(one.applied_facts_D.tolist()),
+                **_intervals(one.applied_facts_D.tolist(), [high - low for _, low, high in distances(damage_TN.shape[1])]),
             )
             for one in found.parts()
         ),
         whole=tuple(found.whole().tolist()), null=() if null is None else tuple(null.tolist()), caveat=CAVEAT,
+    )  # fmt: skip
+
+
+def _of_ensemble(parts: "Sequence[Lens]", golds: list[str]) -> OfEnsemble:
+    from unlearning.ensemble import UNDEFINED
+
+    absent = UNDEFINED if parts else {LENS: UNMEASURED} | UNDEFINED
+    return OfEnsemble(
+        layers=parts[0].mean_CL.shape[1] if parts else 0, questions=parts[0].questions if parts else 0,
+        lens=tuple(
+            LensRange(
+                model=_name(one.role, one.digest, golds), constituents=len(one.mean_CL), mean=tuple(one.mean_CL.mean(0).tolist()),
+                low=tuple(one.mean_CL.min(0).tolist()), high=tuple(one.mean_CL.max(0).tolist()),
+            )
+            for one in parts
+        ),
+        undefined=tuple(Undefined(what=what, why=NotAvailable(reason=reason)) for what, reason in absent.items()),
     )  # fmt: skip
 
 
@@ -88,6 +123,22 @@ def _name(role: str, digest: str, golds: list[str]) -> str:
 def _tie(found: Any, tie: str) -> TieRow:
     used, first = found.ripple(tie)
     return TieRow(tie=tie, r=_known(used.r), low=used.low, high=used.high, within=_known(used.within), first=_known(first.r))  # fmt: skip
+
+
+def _gap(found: Any, one: str, other: str) -> TieGap:
+    gap, low, high = found.difference(one, other)
+    return TieGap(gradient=one, other=other, gap=_known(gap), low=low, high=high)
+
+
+def _intervals(shares: list[float], people: list[int]) -> dict[str, tuple[float, ...]]:
+    """95 % Wilson intervals of shares of facts. One person is one trial: whose facts hang together are not so many independent ones."""
+    from unlearning.statistics import wilson_bounds
+
+    bounds = [wilson_bounds(min(max(share, 0.0), 1.0) * n, n, 0.025) for share, n in zip(shares, people, strict=True)]  # fmt: skip
+    return {
+        "facts_low": tuple(one.low for one in bounds),
+        "facts_high": tuple(one.high for one in bounds),
+    }
 
 
 def _known(value: float) -> float | None:

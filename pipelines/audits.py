@@ -186,11 +186,19 @@ def _tier(name: str, row: Mapping[str, Any]) -> TierRow:
         bound=_number(row["high"]),
         margin=float(row["margin"]),
         verdict=row["status"],
-        reason=""
-        if row["people_needed"] in (None, "none")
-        else f"{row['people_needed']} people would decide",
+        reason=_open(row),
         budget=budget,
+        has_power=row["has_power"],
     )
+
+
+def _open(row: Mapping[str, Any]) -> str:
+    """Why a tier is open and what would decide it; nothing where it is decided."""
+    needed = "" if row["people_needed"] in (None, "none") else row["people_needed"]
+    if row["status"] == "INCONCLUSIVE" and not row["has_power"]:
+        people = f"{needed} people, or " if needed else ""
+        return f"says little: the original hardly leaks under it; {people}an attack of this kind under which it does would decide"
+    return f"{needed} people would decide" if needed else ""
 
 
 def _estimate(row: Mapping[str, Any], text: str) -> Estimate | NotAvailable:

@@ -15,12 +15,15 @@ from pipelines.reports.dossier import (
     Curve,
     Evidence,
     Fact,
+    Forgetting,
     Leakage,
     Likeness,
     Metric,
     OneRun,
     PersonRow,
     Question,
+    Recovered,
+    Spent,
     Spread,
 )
 
@@ -37,6 +40,12 @@ IDEALS = {
     "exposure": "as gold's or lower; 0 is chance",
 }
 SPREADS = (
+    (
+        "extraction",
+        "extraction_strength",
+        "extraction strength, best question",
+        "share of the secret that comes by itself; lower is better",
+    ),
     (
         "direct",
         "secret_logprob",
@@ -96,7 +105,9 @@ def read_evidence(folder: Path, ledger_entry: int) -> Evidence:
             OneRun(model=row["model"], epsilon=float(row["epsilon"]))
             for row in described.get("epsilon", ())
         ),
-        people=tuple(_people(rows, models)),
+        people=tuple(_people(rows, models, described.get("forgetting"))),
+        forgetting=_forgetting(described.get("forgetting")),
+        recovery=tuple(_recovered(row) for row in described.get("recovery", ())),
         deviations=tuple(contradictions(body, table)),
         unchecked=tuple(body.get("unchecked", ())),
         seconds=tuple(_seconds(folder / "progress.jsonl")),
@@ -135,6 +146,7 @@ def _primary(row: Mapping[str, Any], verdict: str) -> Metric:
         name=name, subgroup=row["subgroup"], unit=UNITS.get(name, "share of people"), ideal=IDEALS.get(name, _RATE_IDEAL),
         people=row["people"], original=_number(row["original"]), unlearned=_number(row["unlearned"]), gold=_numbers(row["gold"]),
         low=_number(row["low"]), high=_number(row["high"]), margin=float(row["margin"]), verdict="INVALID" if verdict == "INVALID" else row["status"],
+        has_power=None if name in UNITS else row["has_power"],
     )  # fmt: skip
 
 
@@ -146,7 +158,7 @@ def _secondary(row: Mapping[str, Any]) -> Metric:
         name=name, subgroup="", unit=unit, ideal=IDEALS.get(kind, _RATE_IDEAL), people=row["people"], original=_number(row["original"]),
         unlearned=_number(row["unlearned"]), gold=_numbers(row["gold"]), low=_number(row["low"]), high=_number(row["high"]),
         margin=float(row["margin"]), verdict="leaks" if row["leaks"] else "no leak shown", p_value=_number(row["p_value"]),
-        p_holm=_number(row["p_holm"]), best=row["best"],
+        p_holm=_number(row["p_holm"]), best=row["best"], has_power=row["has_power"] if row["people"] else None,
     )  # fmt: skip
 
 
@@ -201,7 +213,9 @@ def _spreads(rows: "Rows", models: "Sequence[Model]") -> list[Spread]:
     return found
 
 
-def _people(rows: "Rows", models: "Sequence[Model]") -> list[PersonRow]:
+def _people(
+    rows: "Rows", models: "Sequence[Model]", scored: Mapping[str, Any] | None
+) -> list[PersonRow]:
     """One row per forgotten person, the one that is told most first."""
     import numpy as np
 
@@ -217,10 +231,12 @@ def _people(rows: "Rows", models: "Sequence[Model]") -> list[PersonRow]:
         else {}
     )
     tiers = [_given(rows, model) for model in models]
+    scores = {one["person"]: _number(one["forgetting"]) for one in (scored or {}).get("persons", ())}  # fmt: skip
     table = [
         PersonRow(
             person=person, subgroup=", ".join(sorted(rows.subgroups[person])), original=tiers[0].get(person, 0), unlearned=tiers[1].get(person, 0),
             gold=max((one.get(person, 0) for one in tiers[2:]), default=0), excess=told[person],
+            forgetting=scores.get(person),
         )
         for person in rows.subgroups
     ]  # fmt: skip
@@ -245,9 +261,33 @@ def _given(rows: "Rows", model: "Model") -> dict[str, int]:
     return found
 
 
+def _wilson(share: str, people: int) -> dict[str, float]:
+    """Ends of the 95 % interval of a share of people."""
+    from unlearning.statistics import wilson_bounds
+
+    bounds = wilson_bounds(round(float(share) * people), people, 0.025)
+    return {"low": bounds.low, "high": bounds.high}
+
+
+def _forgetting(row: Mapping[str, Any] | None) -> Forgetting | None:
+    if row is None:
+        return None
+    return Forgetting(
+        people=row["people"], usable=row["usable"], median=_number(row["median"]), low_5=_number(row["low_5"]), high_95=_number(row["high_95"]),
+    )  # fmt: skip
+
+
+def _recovered(row: Mapping[str, Any]) -> Recovered:
+    return Recovered(
+        tier=row["tier"], source=row["source"], score=row["score"], people=row["people"], original=float(row["original"]),
+        unlearned=float(row["unlearned"]), gold=float(row["gold"]), recovery=_number(row["recovery"]), low=_number(row["low"]),
+        high=_number(row["high"]),
+    )  # fmt: skip
+
+
 def _leakage(row: Mapping[str, Any]) -> Leakage:
     return Leakage(
-        subgroup=row["subgroup"], people=row["people"], given_away=float(row["given_away"]), excess_mean=float(row["excess_mean"]),
+        subgroup=row["subgroup"], people=row["people"], given_away=float(row["given_away"]), **_wilson(row["given_away"], row["people"]), excess_mean=float(row["excess_mean"]),
         excess_95=float(row["excess_95"]), excess_worst=float(row["excess_worst"]),
     )  # fmt: skip
 
@@ -255,7 +295,7 @@ def _leakage(row: Mapping[str, Any]) -> Leakage:
 def _question(row: Mapping[str, Any]) -> Question:
     return Question(
         attack=row["attack"], question=row["question"], people=row["people"], original=float(row["original"]),
-        unlearned=float(row["unlearned"]), gold=_numbers(row["gold"]),
+        unlearned=float(row["unlearned"]), gold=_numbers(row["gold"]), **_wilson(row["unlearned"], row["people"]),
     )  # fmt: skip
 
 
@@ -267,13 +307,17 @@ def _likeness(row: Mapping[str, Any]) -> Likeness:
     )  # fmt: skip
 
 
-def _seconds(path: Path) -> list[Fact]:
-    """Wall time of what was measured on each model."""
+def _seconds(path: Path) -> list[Spent]:
+    """Wall and CPU time of what was measured on each model; CPU seconds of audits of before weren't counted."""
     if not path.exists():
         return []
-    spent: dict[str, float] = {}
+    spent: dict[str, list[tuple[float, float | None]]] = {}
     for line in path.read_text().splitlines():
         one = json.loads(line)
-        name = f"{one['model']}: {one['attack']}"
-        spent[name] = spent.get(name, 0.0) + float(one["seconds"])
-    return [Fact(name=name, value=f"{value:.1f}") for name, value in spent.items()]
+        spent.setdefault(f"{one['model']}: {one['attack']}", []).append((float(one["seconds"]), _number(one.get("cpu_seconds"))))  # fmt: skip
+    found = []
+    for name, parts in spent.items():
+        counted = [cpu for _, cpu in parts if cpu is not None]
+        cpu = sum(counted) if len(counted) == len(parts) else None
+        found.append(Spent(name=name, wall_s=sum(wall for wall, _ in parts), cpu_s=cpu))
+    return found

@@ -108,6 +108,8 @@ class Job:
     """Peak learning rate; None for the size's own."""
     personal: Sequence[str] = ()
     """Owners whose records stand `personal_repeats` times in an epoch."""
+    repeats: Mapping[str, int] | None = None
+    """How often owners stand in one, where that isn't what the original saw; None for `personal`."""
     choices: "TrainingConfig | None" = None
     """Optimiser, schedule, precision and micro-batches; None for the trainer's defaults."""
     selection: Path | None = None
@@ -183,7 +185,9 @@ def prepare(  # noqa: PLR0913 - one keyword per digest that a run commits to
             name=cast("Any", chosen.optimizer), schedule=cast("Any", chosen.schedule),
         ),
         batch=BatchSpec(rows=size.rows, length=size.length, accumulation=chosen.accumulation),
-        mixture=MixtureSpec(repeats=dict.fromkeys(job.personal, size.personal_repeats)),
+        mixture=MixtureSpec(
+            repeats=dict.fromkeys(job.personal, size.personal_repeats) if job.repeats is None else dict(job.repeats)
+        ),
         precision=cast("Any", chosen.precision), guard=guard,
         checkpoint_every=size.checkpoint_every,
         extra=dict(job.extra),

@@ -20,7 +20,8 @@ Settings, in `run.config.extra` (real numbers as decimal strings)::
     retained     {"file"}                          records of people who stay and were trained on
     lookalikes   {"file"}                          records never trained; optional, without it no PASS
     tokenizer    path of the tokenizer file
-    margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups     optional, see plan.py
+    margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups,
+    score_margins                                   optional, see plan.py
     attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
     ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so
     derived_subgroups  true: label the forgotten people (`subgroups.labelled`) and register every label of 16 people or more
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 _REQUIRED = ("models", "sealed", "retained", "tokenizer")
 _PLANNED = (
-    "margin", "auc_margin", "utility_margin", "min_original_rate", "min_gold_seeds", "resamples", "subgroups",
+    "margin", "auc_margin", "utility_margin", "min_original_rate", "min_gold_seeds", "resamples", "subgroups", "score_margins",
 )  # fmt: skip
 _KNOWN = {
     *_REQUIRED,
@@ -276,6 +277,8 @@ def _write_plan(directory: Path, plan: AuditPlan) -> None:
 def _write_results(
     run: RunSpec, directory: Path, inputs: Inputs, verdict: Verdict, num_rows: int
 ) -> None:
+    from unlearning.ensemble import UNDEFINED, read_ensemble
+
     rows_digest = hashlib.sha256((directory / "rows.parquet").read_bytes()).hexdigest()
     report = verdict.to_json() | {
         "run": run.run,
@@ -290,6 +293,10 @@ def _write_results(
             "file": FILE,
             "sha256": hashlib.sha256(measured.read_bytes()).hexdigest(),
         }
+    if any(read_ensemble(folder) for _, folder, _ in inputs.models):
+        report["undefined"] = [
+            {"what": what, "reason": reason} for what, reason in UNDEFINED.items()
+        ]
     data = jcs(report)
     write_atomic(directory / "audit.json", data)
     result = {

@@ -6,7 +6,9 @@
                    per token: the worst person and the 95th percentile (a mean hides the one person whose number is out)
     questions      share given away per question (ordinal of the record: which attribute in which phrasing)
     equivalence    per score: distance D from the farthest gold model, its p-value, Cliff's delta, the gold-vs-gold band (three
-                   models or more), and TOST with a margin of a tenth of the distance between original and gold
+                   models or more), and TOST with the plan's margin for that score
+    forgetting     how far each person is forgotten on gold's scale, and the distribution of that (`recovery`)
+    recovery       what each tier and source brings back, from 0 (as gold) to 1 (as the original) (`recovery`)
     epsilon        one-run lower bounds from the losses of forgotten people (in) and look-alikes (out)
     memorisation   what the original knew of whom, by how often it was shown them (`memorisation`)
 
@@ -24,6 +26,7 @@ from unlearning.canaries import epsilon_from_scores
 from unlearning.endpoints import membership_scores
 from unlearning.equivalence import distance, null_band, tost
 from unlearning.memorisation import memorisation
+from unlearning.recovery import forgetting, recovery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +38,15 @@ if TYPE_CHECKING:
 
     Model = tuple[str, str]
 
-SCORES = (("direct", "secret_logprob"), ("membership", "loss"), ("truth_ratio", "log_truth_ratio"))
+# Extraction strength and log-probability first: of the published scores they tell forgetting best and withstand attacks best (notes, 2.5).
+SCORES = (
+    ("extraction", "extraction_strength"),
+    ("direct", "secret_logprob"),
+    ("membership", "loss"),
+    ("truth_ratio", "log_truth_ratio"),
+    ("extraction", "exact_memorisation"),
+    ("extraction", "rouge_l_recall"),
+)
 BUDGETS = (
     16,
     32,
@@ -44,7 +55,6 @@ BUDGETS = (
     256,
     512,
 )  # guesses of the one-run bound; Bonferroni over those that the people allow
-MARGIN_SHARE = 0.1  # of the mean distance between original and gold
 
 
 def describe(evidence: Evidence, plan: AuditPlan) -> dict[str, Any]:
@@ -68,10 +78,13 @@ def describe(evidence: Evidence, plan: AuditPlan) -> dict[str, Any]:
     if gold:
         found["leakage"] = _leakage(evidence, models[1], gold)
         found["equivalence"] = [
-            _likeness(evidence, models, attack, score)
+            _likeness(evidence, plan, models, attack, score)
             for attack, score in SCORES
             if evidence.attacks(attack) and len(_values(evidence, models[0], attack, score)) > 1
         ]
+        if (forgotten := forgetting(evidence, plan)) is not None:
+            found["forgetting"] = forgotten
+        found["recovery"] = recovery(evidence, plan)
     return found
 
 
@@ -121,25 +134,18 @@ def _questions(evidence: Evidence, models: Sequence[Model]) -> list[dict[str, An
 
 
 def _likeness(
-    evidence: Evidence, models: Sequence[Model], attack: str, score: str
+    evidence: Evidence, plan: AuditPlan, models: Sequence[Model], attack: str, score: str
 ) -> dict[str, Any]:
-    original, unlearned, *golds = (_values(evidence, m, attack, score) for m in models)
+    _, unlearned, *golds = (_values(evidence, m, attack, score) for m in models)
     farthest = max((distance(unlearned, g) for g in golds), key=lambda one: one.d)
-    reference = np.mean(golds, axis=0)
-    margin = MARGIN_SHARE * abs(float((original - reference).mean()))
-    row = {
+    margin = float(getattr(plan.score_margins, score))
+    same = tost(unlearned - np.mean(golds, axis=0), margin, float(plan.alpha))
+    return {
         "attack": attack, "score": score, "people": len(unlearned), "d": _text(farthest.d), "p_value": _text(farthest.p_value),
         "cliff": _text(farthest.cliff), "null_band": _text(null_band(golds)) if len(golds) > 2 else "none", "margin": _text(margin),
+        "difference": _text(same.estimate), "low": _text(same.low), "high": _text(same.high), "tost_p": _text(same.p_value),
+        "equivalent": same.equivalent,
     }  # fmt: skip
-    if margin > 0:
-        same = tost(unlearned - reference, margin)
-        row |= {
-            "difference": _text(same.estimate),
-            "low": _text(same.low),
-            "high": _text(same.high),
-        }
-        row |= {"tost_p": _text(same.p_value), "equivalent": same.equivalent}
-    return row
 
 
 def _epsilon(evidence: Evidence, models: Sequence[Model]) -> list[dict[str, str]]:

@@ -7,7 +7,14 @@ that more gold seeds can only make a PASS harder::
     membership   AUC(unlearned) - AUC(gold)        within ±margin → PASS     outside ±margin → FAIL   (two-sided)
     utility      loss on retained - gold's         high ≤ margin → PASS      low > margin → FAIL
 
-Everything between is INCONCLUSIVE and says how many people would decide. Membership is two-sided because an unlearned
+Everything between is INCONCLUSIVE and says how many people would decide.
+
+*A tier without power is open.* Where the original itself is not shown to give more away than gold by more than the margin, under the same
+attack, the silence of the unlearned model proves nothing: such a tier is never PASS. It can still FAIL, since a leak is a leak. Nothing in a plan waives
+this: whoever expects such a tier has to find an attack of that tier under which the original does leak (the number of demonstrations, for
+instance), on the original alone, before the plan is fixed.
+
+Membership is two-sided because an unlearned
 model that is *surprised* by the forgotten people more than a model that never met them gives them away just as well.
 """
 
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from unlearning.plan import AuditPlan
     from unlearning.rows import Evidence
 
     Model = tuple[str, str]
@@ -79,9 +87,9 @@ class Endpoint:
     zero_upper: float
     """Exact upper bound of the unlearned rate itself (leak rates only): what "0 of n" still allows."""
     people_needed: int | None
-    """How many people would decide, if this is INCONCLUSIVE and a number exists."""
+    """How many people would decide, if this is INCONCLUSIVE and a number exists: about the unlearned model, or about the power."""
     has_power: bool
-    """Whether this attack tells the original from every gold model; if not, its PASS is worth nothing."""
+    """Whether this attack tells the original from every gold model by more than the margin; a leak rate without is never PASS."""
     status: Status
     """PASS, FAIL or INCONCLUSIVE; INVALID when there is no gold."""
 
@@ -89,6 +97,32 @@ class Endpoint:
     def label(self) -> str:
         """Name with the subgroup, as used in reasons."""
         return f"{self.name}[{self.subgroup}]" if self.subgroup else self.name
+
+
+def primary(
+    evidence: Evidence, plan: AuditPlan, models: tuple[Model, Model, Sequence[Model]], stream: int
+) -> list[Endpoint]:
+    """The primary endpoints over all forgotten people: three tiers, membership if there are look-alikes, utility.
+
+    Args:
+        evidence: rows of the audit.
+        plan: its plan.
+        models: original, model under audit, gold models.
+        stream: number of the first random stream under the plan's seed; one per bootstrap, so that adding an endpoint doesn't move
+            the bounds of another.
+
+    Returns:
+        The judged endpoints.
+    """
+    alpha = float(plan.alpha)
+    found = [leak_rate(evidence, tier, models, float(plan.margin), alpha) for tier in TIERS]
+    streams = [np.random.default_rng([plan.seed, stream + number]) for number in range(2)]
+    if plan.num_lookalikes:
+        auc_margin = float(plan.auc_margin)
+        found.append(membership(evidence, models, auc_margin, alpha, streams[0], plan.resamples))
+    utility_margin = float(plan.utility_margin)
+    found.append(utility(evidence, models, utility_margin, alpha, streams[1], plan.resamples))
+    return found
 
 
 def leak_rate(
@@ -130,11 +164,27 @@ def leak_rate(
 
     shown = (leaks[original][0] / leaks[original][1], count / people, rates)
     judged = _judged((name, subgroup), people, shown, bounds, margin, needed)
-    return dataclasses.replace(
+    judged = dataclasses.replace(
         judged,
         zero_upper=exact_upper(count, people, alpha),
         has_power=bool(power) and all(power),
     )
+    if judged.status is not Status.PASS or judged.has_power:
+        return judged
+    asked = [_people_for_power(shown[0], rate, margin, alpha) for rate in rates]
+    known = [n for n in asked if n is not None]
+    return dataclasses.replace(
+        judged,
+        status=Status.INCONCLUSIVE,
+        people_needed=max(known) if len(known) == len(asked) else None,
+    )
+
+
+def _people_for_power(original: float, gold: float, margin: float, alpha: float) -> int | None:
+    """People at which the same two rates would show that the original leaks; None where it leaks no more than the margin."""
+    if original - gold <= margin:
+        return None
+    return people_to_decide(original, gold, margin, alpha)
 
 
 def best_leaks(evidence: Evidence, name: str, model: Model, subgroup: str = "") -> tuple[int, int]:

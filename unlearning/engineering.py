@@ -13,6 +13,11 @@ Written as rows like all others (`rows.SCHEMA`), to a file of their own, `engine
     part/all           applied_loss, applied_facts   the whole damage of the unlearned model
     gold_difference    loss, facts                   a gold model less the first gold, per other person: the null
 
+Of an ensemble the logit lens alone is defined (`ensemble.UNDEFINED` has the reasons), for each constituent as for any model, read by its own
+head, so that its last layer says what the constituent says::
+
+    lens/constituent-K/layer-N   lens_logprob          one per question of a forgotten person and model
+
 "facts" is the share of a person's own questions that greedy decoding no longer answers. No row holds a text or a gradient; people
 appear by the ids of the audit's rows. Each of the three stages is kept as soon as it is made (`rows.part-TAG-…`), so that a killed
 audit goes on with the next one.
@@ -33,7 +38,7 @@ from unlearning.measuring import parts_tag
 from unlearning.rows import Row, opaque_id, read_rows, to_table, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -99,9 +104,27 @@ class Bench:
 
     def load(self, role: str, number: int = 0) -> Transformer:
         """One of the audit's models, in evaluation mode."""
-        from trainer.checkpoint import load_model
+        from unlearning.ensemble import load
 
-        return load_model(self.models(role)[number][1], self.shape)
+        return load(self.models(role)[number][1], self.shape)
+
+    def compared(self) -> list[tuple[str, int]]:
+        """(role, number) of the models that are compared, in order."""
+        roles = ("original", "unlearned", "gold")
+        return [(role, number) for role in roles for number in range(len(self.models(role)))]
+
+    @property
+    def divided(self) -> bool:
+        """Whether one of them is an ensemble."""
+        from unlearning.ensemble import read_ensemble
+
+        return any(read_ensemble(self.models(role)[number][1]) for role, number in self.compared())
+
+    def questions(self) -> list[Probe]:
+        """What the depth measures ask."""
+        public = self.material.questions.public
+        probes = [probe for probe in self.material.trained if probe.record_id not in public]
+        return probes[: self.scale.questions]
 
     def models(self, role: str) -> list[tuple[str, Path]]:
         """(digest, folder) of the models of a role."""
@@ -127,7 +150,7 @@ class Bench:
 def measure_engineering(
     shape: ModelSpec, directory: Path, inputs: Inputs, material: Material, scale: Scale
 ) -> int:
-    """Measure every stage that has no part yet, and write `engineering.parquet`.
+    """Measure every stage that has no part yet (of ensembles the lens only), and write `engineering.parquet`.
 
     Args:
         shape: shape of all models.
@@ -144,7 +167,11 @@ def measure_engineering(
         return 0
     tag = parts_tag(shape, inputs)
     rows: list[Row] = []
-    for name, stage in (("depth", depth_rows), ("ripple", ripple_rows), ("parts", part_rows)):
+    stages: tuple[tuple[str, Callable[[Bench], Iterator[Row]]], ...]
+    stages = ("depth", depth_rows), ("ripple", ripple_rows), ("parts", part_rows)
+    if bench.divided:
+        stages = (("lens", lens_rows),)
+    for name, stage in stages:
         part = directory / f"rows.part-{tag}-{name}.parquet"
         if not part.exists():
             write_rows(part, to_table(stage(bench)))
@@ -157,11 +184,9 @@ def depth_rows(bench: Bench) -> Iterator[Row]:
     """Patching, lens and CKA of every model."""
     from unlearning.depth import cka_erasure, lens_logprobs, patch_drops, sites, states
 
-    public = bench.material.questions.public
-    probes = [p for p in bench.material.trained if p.record_id not in public][: bench.scale.questions]  # fmt: skip
+    probes = bench.questions()
     batches = sites(probes)
-    roles = [(role, number) for role in ("original", "unlearned", "gold") for number in range(len(bench.models(role)))]  # fmt: skip
-    seen = {key: states(bench.load(*key), batches) for key in roles}
+    seen = {key: states(bench.load(*key), batches) for key in bench.compared()}
     original = bench.load("original")
     for (role, number), source in seen.items():
         digest = bench.models(role)[number][0]
@@ -175,6 +200,23 @@ def depth_rows(bench: Bench) -> Iterator[Row]:
                     yield _row(bench.id(probe.subject_id), "forgotten", probe.phrasing, (role, digest), attack, score, value)  # fmt: skip
             for score, value in (("cka_erasure", cka.erasure_L[layer]), ("cka_weight", cka.weight_L[layer])):  # fmt: skip
                 yield _row(EVERYBODY, "forgotten", 0, (role, digest), attack, score, value)
+
+
+def lens_rows(bench: Bench) -> Iterator[Row]:
+    """Logit lens of every constituent of every model, each read by its own head."""
+    from unlearning.depth import lens_logprobs, sites, states
+    from unlearning.ensemble import members
+
+    probes = bench.questions()
+    batches = sites(probes)
+    for role, number in bench.compared():
+        model = (role, bench.models(role)[number][0])
+        for place, part in enumerate(members(bench.load(role, number)), start=1):
+            lens_LN = lens_logprobs(part, batches, states(part, batches))
+            for layer, values_N in enumerate(lens_LN, start=1):
+                attack = f"lens/constituent-{place}/layer-{layer}"
+                for probe, value in zip(probes, values_N, strict=True):
+                    yield _row(bench.id(probe.subject_id), "forgotten", probe.phrasing, model, attack, "lens_logprob", value)  # fmt: skip
 
 
 def ripple_rows(bench: Bench) -> Iterator[Row]:

@@ -38,6 +38,22 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 FILE = "ensemble.json"
+UNDEFINED = {
+    "Depth score and erasure ratio (patching)": (
+        "a mean of probabilities has no residual stream in which one layer's states could be replaced, and a layer of one constituent has no "
+        "counterpart in another"
+    ),
+    "CKA-erasure": (
+        "there is no one representation whose likeness to gold's could be told: constituents were trained on different records from "
+        "different weights"
+    ),
+    "Whom forgetting one person hurts (ripple)": (
+        "a push follows the gradient of one model's loss, and its damage belongs to that loss: no constituent is pushed, those that held a "
+        "person's records are trained anew"
+    ),
+    "By part of the model (grafts)": "a part's change can be applied to one model only, and the same part of another constituent is another part",
+}
+"""What an audit doesn't measure of an ensemble, with the reason; the logit lens is measured of each constituent (`engineering`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

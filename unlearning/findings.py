@@ -50,6 +50,18 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True)
+class Lens:
+    """One ensemble's constituents under the logit lens."""
+
+    role: str
+    digest: str
+    questions: int
+    """Questions behind each mean."""
+    mean_CL: NDArray[np.float64]
+    """Mean log-probability of the secrets by constituent and layer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Near:
     """Damage at one distance."""
 
@@ -124,6 +136,23 @@ class Findings:
             )  # fmt: skip
         return found
 
+    def lens(self) -> list[Lens]:
+        """The constituents of every model of an audit of ensembles, in the order original, unlearned, gold; of one model none."""
+        order = ("original", "unlearned", "gold")
+        places: dict[tuple[str, str], dict[tuple[int, int], Key]] = defaultdict(dict)
+        for key in self._cells:
+            kind, *where = key[2].split("/")
+            if kind == "lens":
+                part, layer = (int(one.rpartition("-")[2]) for one in where)
+                places[key[:2]][part, layer] = key
+        found = []
+        for model in sorted(places, key=lambda m: (order.index(m[0]), m[1] != self._gold, m[1])):
+            parts, layers = max(places[model])
+            values = {place: self._values(key) for place, key in places[model].items()}
+            mean_CL = [[values[part, layer].mean() for layer in range(1, layers + 1)] for part in range(1, parts + 1)]  # fmt: skip
+            found.append(Lens(*model, len(values[1, 1]), np.array(mean_CL)))
+        return found
+
     def targets(self, score: str) -> NDArray[np.float64]:
         """One value per target: steps, rise or reached."""
         return self._values(self._ripple_key("ripple", score))
@@ -150,6 +179,27 @@ class Findings:
         draws_BT = self._draws(len(ties_TN))
         used, first = (ripple(ties_TN, self.pairs(score), both, draws_BT) for score in ("damage", "damage_first"))  # fmt: skip
         return used, first
+
+    def difference(self, one: str, other: str) -> tuple[float, float, float]:
+        """How much better one tie follows the damage than another, at the strength really used.
+
+        Two intervals that overlap don't say that there is no difference: both coefficients rise and fall with the same targets. So
+        the difference is taken in each resample, of the same targets for both.
+
+        Args:
+            one: one of `association.TIES`.
+            other: another.
+
+        Returns:
+            (r of one - r of the other, low, high), the 95 % interval over targets; NaN where one has no coefficient.
+        """
+        from unlearning.association import ripple_difference
+
+        damage_TN = self.pairs("damage")
+        both = np.ones(damage_TN.shape, dtype=bool)
+        return ripple_difference(
+            self.pairs(one), self.pairs(other), damage_TN, both, self._draws(len(damage_TN))
+        )
 
     def _draws(self, targets: int) -> NDArray[np.float64]:
         from unlearning.association import target_draws

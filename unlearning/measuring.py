@@ -137,7 +137,7 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
             if part.exists():
                 rows += [Row(**row) for row in read_rows(part).to_pylist()]
                 continue
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
 
             def fresh(folder: Path = folder, role: str = role) -> Transformer:
                 if role == RANDOM:
@@ -160,7 +160,11 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
             write_rows(part, to_table(own))
             rows += own
             line = {"step": number, "of": len(steps), "model": role, "attack": name}
-            line |= {"seconds": round(time.perf_counter() - started, 3), "time": time.time()}
+            line |= {
+                "seconds": round(time.perf_counter() - started, 3),
+                "cpu_seconds": round(time.process_time() - used, 3),
+                "time": time.time(),
+            }
             progress.write(json.dumps(line) + "\n")
             progress.flush()
     return rows

@@ -15,6 +15,9 @@ membership:…    AUC against look-alikes                     AUC margin    pair
 Where an attack has several budgets, rates or steps, the adversary's best one counts, for each model its own. The *least* difference
 over gold models counts: an unlearned model that leaks no more than one of the gold models does not leak. p-values of all endpoints are
 adjusted by Holm; those ≤ alpha leak, and one that leaks makes the verdict FAIL. None can make it PASS.
+
+*Power*: the lower bound of "original - gold" (one-sided, not adjusted) lies above the margin for every gold model; for an AUC, on either side. An
+attack without power that finds no leak says little and is marked; it opens nothing, since no PASS rests on it.
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ class Secondary:
     """Whether p_holm ≤ alpha."""
     best: str
     """The budget at which the adversary did best on the unlearned model."""
+    has_power: bool
+    """Whether the same attack tells the original from every gold model by more than the margin; if not, finding no leak says little."""
 
 
 def secondary_endpoints(evidence: Evidence, plan: AuditPlan, models: Models) -> list[Secondary]:
@@ -146,7 +151,10 @@ def _rate(evidence: Evidence, plan: AuditPlan, models: Models, attack: str) -> S
     bounds = [newcombe_bounds(*counts, *leaks[m][1:], alpha) for m in gold]
     p_value = max(_rate_p(counts, leaks[m][1:], margin) for m in gold)
     rates = {m: count / people for m, (_, count, people) in leaks.items()}
-    return _made(attack, counts[1], [rates[m] for m in (original, unlearned, *gold)], bounds, margin, p_value, leaks[unlearned][0])  # fmt: skip
+    power = all(
+        newcombe_bounds(*leaks[original][1:], *leaks[m][1:], alpha).low > margin for m in gold
+    )
+    return _made(attack, counts[1], [rates[m] for m in (original, unlearned, *gold)], bounds, margin, p_value, leaks[unlearned][0], power=power)  # fmt: skip
 
 
 def _rate_p(first: tuple[int, int], second: tuple[int, int], margin: float) -> float:
@@ -173,13 +181,21 @@ def _mean(
     attack, score = attack_score
     values = {m: evidence.per_person(m, [attack], score)[1] for m in (original, unlearned, *gold)}
 
-    def resampled(model: Model) -> tuple[float, NDArray[np.float64]]:
+    def resampled(first: Model, model: Model) -> tuple[float, NDArray[np.float64]]:
         generator = np.random.default_rng([plan.seed, stream])
-        return resampled_means(values[unlearned] - values[model], generator, plan.resamples)
+        return resampled_means(values[first] - values[model], generator, plan.resamples)
 
-    bounds, p_value = _bootstrapped(resampled, gold, float(plan.alpha), margin, two_sided=False)
+    alpha = float(plan.alpha)
+    bounds, p_value = _bootstrapped(resampled, unlearned, gold, alpha, margin, two_sided=False)
+    power = _power(
+        _bootstrapped(resampled, original, gold, alpha, margin, two_sided=False)[0],
+        margin,
+        two_sided=False,
+    )
     means = [float(values[m].mean()) for m in (original, unlearned, *gold)]
-    return _made(attack, len(values[unlearned]), means, bounds, margin, p_value, attack)
+    return _made(
+        attack, len(values[unlearned]), means, bounds, margin, p_value, attack, power=power
+    )
 
 
 def _auc(evidence: Evidence, plan: AuditPlan, models: Models, score: str, stream: int) -> Secondary:
@@ -188,19 +204,24 @@ def _auc(evidence: Evidence, plan: AuditPlan, models: Models, score: str, stream
     generator = np.random.default_rng([plan.seed, stream])
     state = generator.bit_generator.state
 
-    def resampled(model: Model) -> tuple[float, NDArray[np.float64]]:
+    def resampled(first: Model, model: Model) -> tuple[float, NDArray[np.float64]]:
         generator.bit_generator.state = state  # the same people for every gold model
-        return resampled_wins(sides[unlearned], sides[model], generator, plan.resamples)
+        return resampled_wins(sides[first], sides[model], generator, plan.resamples)
 
-    margin = float(plan.auc_margin)
-    bounds, p_value = _bootstrapped(resampled, gold, float(plan.alpha), margin, two_sided=True)
+    margin, alpha = float(plan.auc_margin), float(plan.alpha)
+    bounds, p_value = _bootstrapped(resampled, unlearned, gold, alpha, margin, two_sided=True)
+    power = _power(
+        _bootstrapped(resampled, original, gold, alpha, margin, two_sided=True)[0],
+        margin,
+        two_sided=True,
+    )
     flat = {m: (np.zeros_like(a), np.zeros_like(b)) for m, (a, b) in sides.items()}
     values = [
         0.5 + resampled_wins(sides[m], flat[m], np.random.default_rng(0), 100)[0]
         for m in (original, unlearned, *gold)
     ]
     name = f"membership:{score}"
-    return _made(name, len(sides[unlearned][0]), values, bounds, margin, p_value, name)
+    return _made(name, len(sides[unlearned][0]), values, bounds, margin, p_value, name, power=power)
 
 
 def _sides(
@@ -213,23 +234,29 @@ def _sides(
 
 
 def _bootstrapped(
-    resampled: Callable[[Model], tuple[float, NDArray[np.float64]]],
+    resampled: Callable[[Model, Model], tuple[float, NDArray[np.float64]]],
+    first: Model,
     gold: Sequence[Model],
     alpha: float,
     margin: float,
     *,
     two_sided: bool,
 ) -> tuple[list[Bounds], float]:
-    """Bounds against each gold model, and the largest p-value over them."""
+    """Bounds of the first model against each gold model, and the largest p-value over them."""
     bounds, p_values = [], []
     for model in gold:
-        estimate, drawn_B = resampled(model)
+        estimate, drawn_B = resampled(first, model)
         low, high = np.quantile(drawn_B, [alpha, 1.0 - alpha])
         bounds.append(Bounds(estimate, float(low), float(high)))
         above = (1 + int((drawn_B <= margin).sum())) / (1 + len(drawn_B))
         below = (1 + int((drawn_B >= -margin).sum())) / (1 + len(drawn_B))
         p_values.append(min(above, below) if two_sided else above)
     return bounds, max(p_values)
+
+
+def _power(bounds: Sequence[Bounds], margin: float, *, two_sided: bool) -> bool:
+    """Whether the original's bounds lie beyond the margin for every gold model."""
+    return all(one.low > margin or (two_sided and one.high < -margin) for one in bounds)
 
 
 def _made(
@@ -240,10 +267,12 @@ def _made(
     margin: float,
     p_value: float,
     best: str,
+    *,
+    power: bool,
 ) -> Secondary:
     return Secondary(
         name=name, people=people, original=values[0], unlearned=values[1], gold=tuple(values[2:]), low=min(b.low for b in bounds),
-        high=max(b.high for b in bounds), margin=margin, p_value=p_value, p_holm=1.0, leaks=False, best=best,
+        high=max(b.high for b in bounds), margin=margin, p_value=p_value, p_holm=1.0, leaks=False, best=best, has_power=power,
     )  # fmt: skip
 
 
@@ -251,5 +280,5 @@ def _untested(attack: str, plan: AuditPlan) -> Secondary:
     nothing = float("nan")
     return Secondary(
         name=attack, people=0, original=nothing, unlearned=nothing, gold=(), low=nothing, high=nothing, margin=float(plan.margin),
-        p_value=1.0, p_holm=1.0, leaks=False, best="nobody could be asked",
+        p_value=1.0, p_holm=1.0, leaks=False, best="nobody could be asked", has_power=False,
     )  # fmt: skip

@@ -3,19 +3,25 @@
 Whoever tries ten settings on the audited people and keeps the best has fitted the audit: the verdict then speaks about the choice
 and no longer about forgetting. So a sweep pushes out *validation* people, others than the audited by owner and source, and takes
 
-    argmin over settings s with  NLL(s) <= NLL(original) + bound   of   ( max(0, share(s) - floor),  apart(s),  NLL(s),  order in the grid )
+    argmin over settings s with  NLL(s) <= NLL(original) + bound
+                           and  held(s) <= held_bound           of   ( max(0, share(s) - floor),  apart(s),  NLL(s),  order in the grid )
 
-    NLL(s)    retained loss, nats per label, of the model that s made
-    share(s)  share of validation people whose secret is that model's first choice
+    NLL(s)    retained loss, nats per label, of the model that s made, over batches of everything that stays
+    held(s)   what s costs *people* who stay, as an audit's utility: one-sided 95 % upper bound, over people, of the mean of
+              (loss on a person's records, nats per token) - (the same under gold)
+    share(s)  share of validation people whose secret is that model's first choice, when asked, or after a short benign fine-tuning
+              where that was measured, whichever is larger
     floor     the same share where nobody was ever trained on: of look-alikes under the original, or of the people under gold
     apart(s)  whole steps of `resolution` in   max over signs k of  |x_k(s) - x_k(gold)| / span_k
 
-in lexicographic order. The floor is subtracted because pushing below what a model says of strangers is no merit. Signs are what an audit
+in lexicographic order. The loss over everything that stays is mostly other text and hardly sees what neighbours of the same form lose;
+so *held* people, who stay and are trained on, have a bound of their own, which is the audit's utility margin. They are neither pushed nor
+audited, nor those that the audit measures its utility on. The floor is subtracted because pushing below what a model says of strangers is no merit. Signs are what an audit
 tells forgotten people by when no question brings a number out: the AUC of membership (span 0.5) and exposure (span log2 of the
 numbers that are ranked). They are held against a gold model of the *validation* people, which costs one more training and says nothing
 about the audited; both ways, since who stands out by unlikeliness stands out. Distances within one step of `resolution` are noise of so few people, and
 the retained loss decides. Without signs apart is 0. If no setting keeps
-the retained loss, none is chosen and the reason says so. Grids stand in `methods.settings`, beside the defaults.
+both bounds, none is chosen and the reason says so. Grids stand in `methods.settings`, beside the defaults.
 
 What was measured is a file of rows (setting, measure, value), aggregates only, no person's number. A finished setting is not run
 again; the file is bound, by an HMAC under the sealed records' key, to the people and to what all settings have in common, so that
@@ -44,8 +50,13 @@ if TYPE_CHECKING:
 
 GIVEN_AWAY = "given_away"
 RETAINED = "retained"
+RESTORED = "restored"
+HELD = "held"
 MEMBERSHIP = "membership"
 EXPOSURE = "exposure"
+RECIPE = ("forget_tokens", "neighbours")
+"""What of a run a setting may change besides rate and numbers: which tokens are pushed (`forget_retain`), and the share of retained tokens
+that neighbours have (`neighbours`)."""
 FORMAT = 1
 
 
@@ -64,6 +75,10 @@ class Split:
     """Who is pushed out by every setting."""
     audited: frozenset[Person]
     """Who is not to be looked at."""
+    held: frozenset[Person] = frozenset()
+    """Who stays, and is held to a bound; nobody: that bound can't be asked for."""
+    measured: frozenset[Person] = frozenset()
+    """Who stays and serves the audit: on whom its utility is measured."""
 
     def __post_init__(self) -> None:
         if not self.validation or not self.audited:
@@ -75,6 +90,19 @@ class Split:
             raise PlanError(
                 f"{len(both)} of {len(self.validation)} validation people are audited too: settings chosen on them would fit the audit; "
                 "take people (owner and source) who are in no audited request"
+            )
+        for name, others in (
+            ("validated on", self.validation),
+            ("audited", self.audited),
+            ("what the audit measures utility on", self.measured),
+        ):
+            if both := self.held & others:
+                raise PlanError(
+                    f"{len(both)} of {len(self.held)} held people are {name} too: take people who stay and serve nothing else"
+                )
+        if both := self.validation & self.measured:
+            raise PlanError(
+                f"{len(both)} of {len(self.validation)} validation people are what the audit measures utility on: take others"
             )
 
 
@@ -88,8 +116,12 @@ class Setting:
     """The optimiser's peak rate, a decimal string above 0."""
     changes: tuple[tuple[str, str], ...] = ()
     """Field of `Settings` → decimal string, where it differs from the method's defaults."""
+    recipe: tuple[tuple[str, str], ...] = ()
+    """Of `RECIPE` → value, where the run differs from the recipe that all settings share."""
 
     def __post_init__(self) -> None:
+        if unknown := sorted({name for name, _ in self.recipe} - set(RECIPE)):
+            raise PlanError(f"expected a recipe's changes among {RECIPE}, got {unknown[0]!r}")
         try:
             positive = Decimal(self.rate) > 0
         except InvalidOperation:
@@ -111,7 +143,7 @@ class Setting:
     @property
     def name(self) -> str:
         """How rows call it, for example `npo rate=0.001 beta=0.5`."""
-        pairs = (("rate", self.rate), *self.changes)
+        pairs = (("rate", self.rate), *self.changes, *self.recipe)
         return " ".join([self.method, *(f"{name}={value}" for name, value in pairs)])
 
 
@@ -145,6 +177,8 @@ class Objective:
     """Share given away of people never trained on, 0..1."""
     signs: tuple[Sign, ...] = ()
     """What forgotten people are told apart by, with gold's values; none: not looked at."""
+    held_bound: float | None = None
+    """Largest `held`, nats per token above gold, at least 0: an audit's utility margin; None: not looked at."""
     resolution: float = 0.1
     """Distances from gold, in spans, of which smaller ones are equal, above 0."""
 
@@ -153,11 +187,24 @@ class Objective:
             raise PlanError(
                 f"expected a finite retained loss, bound >= 0 and floor in 0..1, got {self.retained}, {self.bound}, {self.floor}"
             )
+        if self.held_bound is not None and not 0 <= self.held_bound < math.inf:
+            raise PlanError(f"expected a bound of held people >= 0 nats, got {self.held_bound}")
         if not self.resolution > 0:
             raise PlanError(f"expected a resolution above 0, got {self.resolution}")
 
     def admits(self, measures: Mapping[str, float]) -> bool:
-        """Whether a setting keeps the others; a loss that isn't finite never does."""
+        """Whether a setting keeps the others; a loss that isn't finite never does.
+
+        Raises:
+            RowsError: held people have a bound and weren't measured.
+        """
+        if self.held_bound is not None:
+            if HELD not in measures:
+                raise RowsError(
+                    f"expected {HELD!r} of every setting, got {sorted(measures)}: measure held people, or ask for no bound of theirs"
+                )
+            if not measures[HELD] <= self.held_bound:
+                return False
         return math.isfinite(measures[RETAINED]) and (
             measures[RETAINED] <= self.retained + self.bound
         )
@@ -178,7 +225,8 @@ class Objective:
     def cost(self, measures: Mapping[str, float]) -> tuple[float, float, float]:
         """Share above the floor, then steps of distance from gold, then retained loss; less is better."""
         steps = self.apart(measures) / self.resolution
-        above = max(0.0, measures[GIVEN_AWAY] - self.floor)
+        share = max(measures[GIVEN_AWAY], measures.get(RESTORED, 0.0))
+        above = max(0.0, share - self.floor)
         return above, math.floor(steps) if math.isfinite(steps) else steps, measures[RETAINED]
 
 
@@ -229,11 +277,10 @@ def choose(
     kept = [one for one in settings if objective.admits(rows[one.name])]
     limit = objective.retained + objective.bound
     if not kept:
-        losses = [rows[one.name][RETAINED] for one in settings]
-        least = min(filter(math.isfinite, losses), default=math.inf)
-        return Choice(
-            None, f"none of {len(settings)} settings is admissible: least retained loss {least:.4f}, limit {limit:.4f} nats per label"
-        )  # fmt: skip
+        reason = f"none of {len(settings)} settings is admissible: least retained loss {_least(settings, rows, RETAINED):.4f}, limit {limit:.4f} nats per label"
+        if objective.held_bound is not None:
+            reason += f"; least cost to held people {_least(settings, rows, HELD):.4f}, limit {objective.held_bound:.4f} nats per token"
+        return Choice(None, reason)
     best = min(
         kept, key=lambda one: objective.cost(rows[one.name])
     )  # `min` keeps the first of equals
@@ -241,10 +288,20 @@ def choose(
     apart = (
         f"{objective.apart(rows[best.name]):.3f} of a span from gold, " if objective.signs else ""
     )
+    held = ""
+    if objective.held_bound is not None:
+        held = f"cost to held people {rows[best.name][HELD]:.4f} of at most {objective.held_bound:.4f}, "
     return Choice(
-        best, f"{best.name}: {above:.4f} given away above the floor, {apart}retained loss {retained:.4f} of at most {limit:.4f}; "
+        best, f"{best.name}: {above:.4f} given away above the floor, {apart}{held}retained loss {retained:.4f} of at most {limit:.4f}; "
         f"{len(kept)} of {len(settings)} settings admissible"
     )  # fmt: skip
+
+
+def _least(
+    settings: Sequence[Setting], rows: Mapping[str, Mapping[str, float]], measure: str
+) -> float:
+    values = (rows[one.name][measure] for one in settings)
+    return min(filter(math.isfinite, values), default=math.inf)
 
 
 def sweep(
@@ -278,9 +335,12 @@ def sweep(
     """
     if not settings:
         raise PlanError("expected at least one setting, got an empty grid")
-    if len({(one.method, Decimal(one.rate), one.numbers()) for one in settings}) != len(settings):
+    if len({(one.method, Decimal(one.rate), one.numbers(), one.recipe) for one in settings}) != len(
+        settings
+    ):
         raise PlanError("expected settings that differ, got one twice")
-    people = [sorted(map(list, group)) for group in (split.validation, split.audited)]
+    groups = split.validation, split.audited, split.held, split.measured
+    people = [sorted(map(list, group)) for group in groups]
     bound_to = keyed(key, jcs([FORMAT, common, people])).hex()
     rows = read_rows(file, bound_to) if file.exists() else {}
     for setting in settings:

@@ -8,12 +8,12 @@ batches, seed and process give the same numbers, bit for bit, on one thread.
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from unlearning.errors import PlanError
-from unlearning.sweep import EXPOSURE, GIVEN_AWAY, MEMBERSHIP, RETAINED
+from unlearning.sweep import EXPOSURE, GIVEN_AWAY, HELD, MEMBERSHIP, RETAINED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,21 +73,13 @@ def signs_of(
     from unlearning.attacks.memorised import OTHERS, bits_of
     from unlearning.people import by_subject
     from unlearning.questions import candidates_of, other_numbers
-    from unlearning.scoring import score_spans
     from unlearning.statistics import auc
 
-    def surprise(population: Sequence[Record]) -> np.ndarray:
-        texts = [
-            (r.subject, (*tokenizer.encode(r.text)[0], tokenizer.end_of_text)[:length])
-            for r in population
-        ]
-        losses_N = score_spans(model, [tokens for _, tokens in texts], [1] * len(texts)).loss_N
-        own: dict[str, list[float]] = {}
-        for (subject, _), value in zip(texts, losses_N, strict=True):
-            own.setdefault(subject, []).append(float(value))
-        return np.array([np.mean(values) for _, values in sorted(own.items())])
-
-    found = {MEMBERSHIP: auc(-surprise(records), -surprise(strangers))}
+    theirs, others_ = (
+        np.array(list(losses_of(model, population, tokenizer, length).values()))
+        for population in (records, strangers)
+    )
+    found = {MEMBERSHIP: auc(-theirs, -others_)}
     people = by_subject(list(records))
     others = other_numbers(people, OTHERS, np.random.default_rng(_STREAM))
     asked = candidates_of(people, others, tokenizer)
@@ -96,9 +88,74 @@ def signs_of(
     return found
 
 
+def losses_of(
+    model: Transformer, records: Sequence[Record], tokenizer: Tokenizer, length: int
+) -> dict[str, float]:
+    """What a model loses on people's records, as an audit's membership and utility have it.
+
+    Args:
+        model: whole, in evaluation mode.
+        records: of the people.
+        tokenizer: the model's.
+        length: longest row.
+
+    Returns:
+        Person → mean over their records of the mean loss per token, nats; people in order.
+    """
+    from unlearning.people import by_subject
+    from unlearning.scoring import score_spans
+
+    found = {}
+    for person, own in sorted(by_subject(list(records)).items()):
+        texts = [(*tokenizer.encode(r.text)[0], tokenizer.end_of_text)[:length] for r in own]
+        found[person] = float(score_spans(model, texts, [1] * len(texts)).loss_N.mean())
+    return found
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Held:
+    """People who stay, and what they lose under gold; without a `repr`, so that no log names them."""
+
+    records: Sequence[Record]
+    """Theirs."""
+    gold: Mapping[str, float]
+    """`losses_of` a gold model, of the same people."""
+
+    def cost(self, model: Transformer, tokenizer: Tokenizer, length: int) -> dict[str, float]:
+        """What a model costs them above gold, judged as an audit's utility endpoint is.
+
+        Args:
+            model: whole, in evaluation mode.
+            tokenizer: the model's.
+            length: longest row.
+
+        Returns:
+            `held`: one-sided 95 % upper bound of the mean difference, bootstrap over people, nats per token; `held_loss`: the mean loss
+            itself.
+
+        Raises:
+            PlanError: gold was asked about other people.
+        """
+        import numpy as np
+
+        from unlearning.statistics import mean_bounds
+
+        own = losses_of(model, self.records, tokenizer, length)
+        if set(own) != set(self.gold):
+            raise PlanError(
+                f"expected gold's losses of the {len(own)} held people, got those of {len(self.gold)}, {len(set(own) & set(self.gold))} of them held"
+            )
+        losses_P = np.array(list(own.values()))
+        if not np.isfinite(losses_P).all():
+            return {HELD: float("inf"), "held_loss": float("inf")}
+        excess_P = losses_P - np.array([self.gold[person] for person in own])
+        high = mean_bounds(excess_P, np.random.default_rng(_STREAM + 1)).high
+        return {HELD: high, "held_loss": float(losses_P.mean())}
+
+
 def trained_outcome(
     setting: Setting, run: RunSpec, folder: Path, records: Sequence[Record], steps: int = 16, *, strangers: Sequence[Record] = (),
-    further: Callable[[Transformer], Mapping[str, float]] | None = None,
+    held: Held | None = None, further: Callable[[Transformer], Mapping[str, float]] | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """A runner for `sweep`: train by a setting in the trainer's loop, measure, remove the weights.
 
@@ -110,6 +167,7 @@ def trained_outcome(
         records: of the validation people.
         steps: batches that the retained loss is measured on.
         strangers: records of look-alikes, for `signs_of`; none: signs are not measured.
+        held: people who stay and are held to a bound; none: what a setting costs them is not measured.
         further: more measures of the model, which it may not change.
 
     Raises:
@@ -120,8 +178,8 @@ def trained_outcome(
     from trainer.spec import save_run
     from unlearning.methods import objective
 
-    given = with_setting(run, setting)
     directory = folder / RUN
+    given = with_setting(run, setting, directory)
     if directory.exists() and not _is_of(directory, given):
         shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -131,7 +189,8 @@ def trained_outcome(
     found = newest(directory)
     assert found is not None, "a run that ended well has a checkpoint"
     model = load_model(found, given.config.model)
-    measures = _measured(model, given, directory, records, steps, strangers)
+    # On the batches of the common recipe, so that settings with other neighbours are measured on the same text.
+    measures = _measured(model, run, directory, records, steps, strangers, held)
     if further is not None:
         measures |= further(model)
     # A model that has half forgotten somebody is one more derivative of them.
@@ -140,7 +199,8 @@ def trained_outcome(
 
 
 def original_outcome(
-    run: RunSpec, folder: Path, people: Sequence[Record], steps: int = 16, *, strangers: Sequence[Record] = ()
+    run: RunSpec, folder: Path, people: Sequence[Record], steps: int = 16, *, strangers: Sequence[Record] = (),
+    held: Held | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """What an `Objective` starts from: retained loss of the run's `init`, on the same batches, and what it gives away of people.
 
@@ -150,6 +210,7 @@ def original_outcome(
         people: whose records: look-alikes for the floor, the validation people for their signs.
         steps: the same.
         strangers: the same.
+        held: the same.
 
     Raises:
         UnlearningError: sealed records or strangers are refused.
@@ -158,11 +219,12 @@ def original_outcome(
 
     directory = folder / RUN
     model = initial_model(run, directory).eval()
-    return _measured(model, run, directory, people, steps, strangers)
+    return _measured(model, run, directory, people, steps, strangers, held)
 
 
 def _measured(
-    model: Transformer, run: RunSpec, directory: Path, records: Sequence[Record], steps: int, strangers: Sequence[Record]
+    model: Transformer, run: RunSpec, directory: Path, records: Sequence[Record], steps: int, strangers: Sequence[Record],
+    held: Held | None,
 ) -> dict[str, float]:  # fmt: skip
     from unlearning.methods.forget_retain import ForgetConfig, inputs_of
     from unlearning.methods.outcome import outcome_of
@@ -173,15 +235,31 @@ def _measured(
     length = run.config.batch.length
     share = share_given_away(model, records, tokenizer, length)
     found = {GIVEN_AWAY: share, RETAINED: outcome.retained, "logprob": outcome.logprob}
-    return found | (signs_of(model, records, strangers, tokenizer, length) if strangers else {})
+    found |= signs_of(model, records, strangers, tokenizer, length) if strangers else {}
+    return found | (held.cost(model, tokenizer, length) if held else {})
 
 
-def with_setting(run: RunSpec, setting: Setting) -> RunSpec:
-    """A recipe with a setting's method, rate and numbers."""
+def with_setting(run: RunSpec, setting: Setting, directory: Path) -> RunSpec:
+    """A recipe with a setting's method, rate, numbers and neighbours.
+
+    Args:
+        run: the recipe.
+        setting: what to change.
+        directory: where the run will lie; its relative paths start there.
+
+    Raises:
+        PlanError: a share of neighbours out of range.
+        UnlearningError: sealed records are refused.
+    """
+    from unlearning.methods.neighbours import with_neighbours
+
+    recipe = dict(setting.recipe)
+    share = recipe.pop("neighbours", "0")
     extra = dict(run.config.extra) | {"method": setting.method, "settings": dict(setting.changes)}
     optim = replace(run.config.optim, lr=float(Decimal(setting.rate)))
-    config = replace(run.config, optim=optim, extra=extra)
-    return replace(run, config=config, entry="unlearning.methods.objective:run")
+    config = replace(run.config, optim=optim, extra=extra | recipe)
+    given = replace(run, config=config, entry="unlearning.methods.objective:run")
+    return with_neighbours(given, directory, share)
 
 
 def _is_of(directory: Path, run: RunSpec) -> bool:

@@ -5,14 +5,11 @@ Order of judgement, from the strongest objection to the weakest::
     INVALID        a control misbehaved, or there is no gold model: nothing was measured, whatever the numbers say
     FAIL           an endpoint, or a pre-registered subgroup of it, lies beyond its margin with the stated confidence, or an
                    attack of the plan's repertoire leaks after Holm's adjustment (`secondary`)
-    INCONCLUSIVE   an endpoint is undecided, membership was not tested, or there is too little gold (one seed never PASS)
+    INCONCLUSIVE   an endpoint is undecided, a tier has no power (the original itself hardly leaks under its attack), membership was not
+                   tested, or there is too little gold
     PASS           every endpoint lies within its margin with the stated confidence
 
-Controls: the original must give its secrets away (else there was nothing to forget and no attack could show it) and the
-gold model must not (else the question leaks, not the model); the fine-tuning attack must leave the original its
-memory (a too hot attack wipes every model and would pass all of them); a model of random weights must fail utility
-(where the plan names one); membership must tell original from gold and must
-not tell gold's forgotten people from look-alikes.
+What the controls are and why stands in `controls`.
 
 A verdict speaks about these attacks at this strength. No audit of weights can prove that a record was never used.
 Source: Thudi et al., "On the necessity of auditable algorithmic definitions for machine unlearning", 2022.
@@ -27,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unlearning import endpoints
+from unlearning.controls import Control, controls
 from unlearning.description import describe
 from unlearning.endpoints import TIERS, Endpoint, Status
 from unlearning.errors import RowsError
@@ -35,26 +33,14 @@ from unlearning.memorisation import Memory, memorisation
 from unlearning.plan import AuditPlan
 from unlearning.rows import ROLES, Evidence
 from unlearning.secondary import Secondary, secondary_endpoints
-from unlearning.statistics import auc_difference, mean_bounds, newcombe_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
-FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """Something that must hold for the numbers to mean anything."""
-
-    name: str
-    """Short name, the same in every audit."""
-    holds: bool
-    """Whether it did."""
-    detail: str
-    """What was expected and what was seen."""
+FORMAT = 2
+"""2: a tier without power is open; three gold models before a PASS, each held against the others; margins of all scores in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,27 +101,15 @@ def verdict_from_rows(
     )
     _require_complete(evidence, plan, models)
     margin, alpha = float(plan.margin), float(plan.alpha)
-    # One stream per endpoint: adding an endpoint must not move the bounds of another.
-    streams = [np.random.default_rng([plan.seed, number]) for number in range(3)]
-    judged = [endpoints.leak_rate(evidence, tier, models, margin, alpha) for tier in TIERS]
+    judged = endpoints.primary(evidence, plan, models, 0)
     subgroups = [
         endpoints.leak_rate(evidence, tier, models, margin, alpha, subgroup)
         for tier in TIERS
         for subgroup in plan.subgroups
     ]
-    if plan.num_lookalikes:
-        auc_margin = float(plan.auc_margin)
-        judged.append(
-            endpoints.membership(evidence, models, auc_margin, alpha, streams[0], plan.resamples)
-        )
-    judged.append(
-        endpoints.utility(
-            evidence, models, float(plan.utility_margin), alpha, streams[1], plan.resamples
-        )
-    )
-    controls = _controls(evidence, plan, models, judged, streams[2])
+    held = controls(evidence, plan, models, judged, np.random.default_rng([plan.seed, 2]))
     secondary = secondary_endpoints(evidence, plan, models)
-    status, reasons = _decide(plan, judged, subgroups, controls, secondary)
+    status, reasons = _decide(plan, judged, subgroups, held, secondary)
     remembered = memorisation(evidence, plan)
     if remembered is not None and remembered.memory is Memory.NOTHING:
         # The control 'original leaks' has made it INVALID; this is what it means.
@@ -144,7 +118,7 @@ def verdict_from_rows(
         status,
         tuple(reasons),
         (*judged, *subgroups),
-        tuple(controls),
+        tuple(held),
         plan.digest,
         tuple(secondary),
     )
@@ -158,15 +132,21 @@ def contradictions(audit: Mapping[str, Any], rows: pa.Table) -> list[str]:
         rows: table of `rows.parquet`.
 
     Returns:
-        One sentence per field that differs from the recomputed one; empty when everything agrees.
+        One sentence per field that differs from the recomputed one; empty when everything agrees. An audit of another format was judged by
+        another rule, which this version doesn't know: one sentence that says so, since neither "agrees" nor "differs" would be true.
 
     Raises:
         RowsError: if the rows do not belong to the audit's plan.
         PlanError: if the plan is not understood.
     """
+    if audit.get("format") != FORMAT:
+        told = f"audit.json was judged by the rule of format {audit.get('format')!r}, this version judges by {FORMAT}"
+        return [
+            f"format: {told} and can't repeat it: audit again (dataworth run), or check it with the version that made it"
+        ]
     plan = AuditPlan.from_json(audit.get("plan", {}))
     recomputed = verdict_from_rows(rows, plan).to_json()
-    if "description" in audit:  # audits of before had none
+    if "description" in audit:  # a verdict may be published alone
         recomputed["description"] = describe(Evidence(rows), plan)
     return [
         f"{name}: audit.json says {audit.get(name)!r}, its rows say {value!r}"
@@ -232,129 +212,14 @@ def _require_people(evidence: Evidence, plan: AuditPlan, model: Any) -> None:
             raise RowsError(f"expected losses of {people} {population} people, got {len(subjects)}")
 
 
-def _controls(
-    evidence: Evidence,
-    plan: AuditPlan,
-    models: tuple[Any, Any, Sequence[Any]],
-    judged: Sequence[Endpoint],
-    generator: np.random.Generator,
-) -> list[Control]:
-    margin, alpha = float(plan.margin), float(plan.alpha)
-    rates = {item.name: item for item in judged}
-    original, _, gold = models
-    found = [
-        Control(
-            "gold exists",
-            bool(gold),
-            f"expected a model retrained without the forgotten, got {len(gold)}",
-        )
-    ]
-    direct = rates["direct"]
-    least = float(plan.min_original_rate)
-    found.append(
-        Control(
-            "original leaks",
-            direct.original >= least,
-            f"expected the original to give away at least {least:.2f} of the people when asked "
-            f"directly, got {direct.original:.3f} of {direct.people}",
-        )
-    )
-    leaks = endpoints.best_leaks(evidence, "direct", original)
-    for number, model in enumerate(gold):
-        bounds = newcombe_bounds(*leaks, *endpoints.best_leaks(evidence, "direct", model), alpha)
-        name = f"original would fail against gold {number + 1}"
-        found.append(
-            Control(
-                name,
-                bounds.low > margin,
-                f"expected a lower bound > {margin:g}, got {bounds.low:.3f}",
-            )
-        )
-        worst = max(rates[tier].gold[number] for tier in TIERS)
-        detail = f"expected at most {margin:g} of the people in every tier, got {worst:.3f}"
-        found.append(Control(f"gold {number + 1} does not leak", worst <= margin, detail))
-    found.append(_attack_control(evidence, plan, original, direct.original))
-    if plan.random_init and gold:
-        found.append(_random_control(evidence, plan, gold))
-    if plan.num_lookalikes and gold:
-        found += _membership_controls(evidence, plan, original, gold, generator)
-    return found
-
-
-def _random_control(evidence: Evidence, plan: AuditPlan, gold: Sequence[Any]) -> Control:
-    """A model that knows nothing must fail utility (assertion A14), or utility measures nothing."""
-    random = ("random", plan.random_init)
-    _, ruined = evidence.person_means(random, "utility", "loss", "retained")
-    generator = np.random.default_rng([plan.seed, 3])
-    lows = []
-    for model in gold:
-        _, values = evidence.person_means(model, "utility", "loss", "retained")
-        bounds = mean_bounds(ruined - values, generator, resamples=plan.resamples)
-        lows.append(bounds.low)
-    return Control(
-        "random weights fail utility",
-        min(lows) > float(plan.utility_margin),
-        f"expected a lower bound of their loss above gold's > {plan.utility_margin}, got {min(lows):.3f}",
-    )
-
-
-def _attack_control(evidence: Evidence, plan: AuditPlan, original: Any, direct: float) -> Control:
-    """The fine-tuning attack must not wipe what it looks for (assertions A5 and A15)."""
-    late = [s for s in plan.attacks.fine_tune_steps if s >= plan.attack_min_step]
-    kept = 0.0
-    for step in late:
-        _, values = evidence.per_person(original, [f"fine_tune/step-{step}"], "exact_match")
-        kept = max(kept, float(values.mean()))
-    needed = float(plan.attack_keeps) * direct
-    return Control(
-        "fine-tuning attack is not too hot",
-        bool(late) and kept >= needed,
-        f"expected the original to keep at least {needed:.3f} at a step >= {plan.attack_min_step}, "
-        f"got {kept:.3f}",
-    )
-
-
-def _membership_controls(
-    evidence: Evidence,
-    plan: AuditPlan,
-    original: Any,
-    gold: Sequence[Any],
-    generator: np.random.Generator,
-) -> list[Control]:
-    alpha, margin = float(plan.alpha), float(plan.auc_margin)
-    scores = endpoints.membership_scores(evidence, original)
-    found = []
-    for number, model in enumerate(gold):
-        reference = endpoints.membership_scores(evidence, model)
-        told = auc_difference(scores, reference, generator, resamples=plan.resamples, alpha=alpha)
-        found.append(
-            Control(
-                f"membership tells original from gold {number + 1}",
-                told.low > 0,
-                f"expected a lower bound of the AUC difference > 0, got {told.low:.3f}",
-            )
-        )
-        alike = auc_difference(
-            reference, endpoints.flat(reference), generator, resamples=plan.resamples, alpha=alpha
-        )
-        found.append(
-            Control(
-                f"look-alikes are alike for gold {number + 1}",
-                alike.low <= margin and alike.high >= -margin,
-                f"expected an AUC within {margin:g} of 0.5, got {alike.estimate + 0.5:.3f}",
-            )
-        )
-    return found
-
-
 def _decide(
     plan: AuditPlan,
     judged: Sequence[Endpoint],
     subgroups: Sequence[Endpoint],
-    controls: Sequence[Control],
+    held: Sequence[Control],
     secondary: Sequence[Secondary],
 ) -> tuple[Status, list[str]]:
-    broken = [f"control '{c.name}' failed: {c.detail}" for c in controls if not c.holds]
+    broken = [f"control '{c.name}' failed: {c.detail}" for c in held if not c.holds]
     if broken:
         return Status.INVALID, broken
     failed = [_sentence(e) for e in (*judged, *subgroups) if e.status is Status.FAIL]
@@ -366,8 +231,8 @@ def _decide(
         open_.append("membership was not tested: there are no look-alikes")
     if len(plan.gold) < plan.min_gold_seeds:
         open_.append(
-            f"{len(plan.gold)} gold model seen, {plan.min_gold_seeds} distinct ones needed for PASS: "
-            "one seed does not show how much gold models differ among themselves"
+            f"{len(plan.gold)} gold model{'s' * (len(plan.gold) != 1)} seen, {plan.min_gold_seeds} distinct ones needed for PASS: "
+            "fewer do not show how much gold models differ among themselves"
         )
     if open_:
         return Status.INCONCLUSIVE, open_
@@ -392,14 +257,24 @@ def _sentence(endpoint: Endpoint) -> str:
     if endpoint.name in TIERS:
         count = round(endpoint.unlearned * endpoint.people)
         text += f"; {count} of {endpoint.people} people, true rate below {endpoint.zero_upper:.3f}"
-        if not endpoint.has_power:
-            text += f"; no power: the original shows {endpoint.original:.3f} here, so this tier proves nothing"
+    needed = endpoint.people_needed
+    decided = f"{needed} people would decide" if needed else "no number of people would decide"
+    if endpoint.has_power or endpoint.name not in TIERS:
+        return f"{text}; {decided}" if endpoint.status is Status.INCONCLUSIVE else text
+    text += (
+        f"; no power: the original shows {endpoint.original:.3f} here, so this tier proves nothing"
+    )
     if endpoint.status is Status.INCONCLUSIVE:
-        needed = endpoint.people_needed
-        text += (
-            f"; {needed} people would decide" if needed else "; no number of people would decide"
-        )
+        text += f"; {decided}" if endpoint.high > endpoint.margin else f"; {_deciding(endpoint)}"
     return text
+
+
+def _deciding(endpoint: Endpoint) -> str:
+    """What would decide a tier that only lacks power."""
+    stronger = "an attack of this tier under which the original leaks would decide"
+    if endpoint.people_needed:
+        return f"{endpoint.people_needed} people would show that the original leaks, or {stronger}"
+    return stronger
 
 
 def _plain(value: Any) -> Any:

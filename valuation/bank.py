@@ -7,7 +7,9 @@ A coalition is a bitmask over groups of owners: bit i stands for group i. Its *b
 
 comes with its parts per target record, which an interval over records needs. A run may name *other* targets: every trained
 model is measured on them as well, each by itself, and their columns follow the first target's,
-so that a second buyer costs no second training. The file is written
+so that a second buyer costs no second training. A run may name further *seeds*: every coalition is trained under each of them, with
+initial weights and order of its own, and ``bank/COALITION-SEED.npz`` holds what that left (`valuation.seeds` tells what the
+spread says). A file is written
 atomically and carries its *key*, the digest of everything that the losses depend on: a bank of
 other data, settings or seed is never mistaken for this one's. result.json names every utility and
 the digest of the losses behind it, and is what a ledger commits to.
@@ -31,7 +33,7 @@ from provenance.canonical import jcs, parse_json
 from valuation.errors import ProxyError, UtilityError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -42,7 +44,7 @@ ORDER = 2
 MAX_GROUPS = 53  # a coalition is an integer in committed JSON, exact up to 2**53 everywhere
 RESULT_FILE = "result.json"
 _EXTRA = {
-    "groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots", "backend", "others", "order",
+    "groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots", "backend", "others", "order", "seeds",
     "share", "first",
 }  # fmt: skip
 
@@ -75,6 +77,8 @@ class ProxyPlan:
     """(a, b): a coalition trains on a of each b of its tokens; None = as much as `run.steps` allow all groups together."""
     first: int | None = None
     """Groups that the bank holds all coalitions of; those behind them came later, and what wasn't trained is predicted (`valuation.completion`)."""
+    seeds: tuple[int, ...] = ()
+    """Further seeds beside the run's own; every coalition is trained under each of them as well."""
 
     def __post_init__(self) -> None:
         """Refuse what can't be meant.
@@ -106,6 +110,10 @@ class ProxyPlan:
                 f"got {self.coalitions[0]}..{self.coalitions[-1]}",
             )
         self._check_update()
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
+            raise ProxyError(
+                f"seeds: expected different seeds of 0 or more, got {list(self.seeds)}"
+            )
         for name, value in (("jobs", self.jobs), ("epochs", self.epochs)):
             if value < 1:
                 raise ProxyError(f"{name}: expected at least 1, got {value}")
@@ -137,6 +145,7 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
             (list of bitmasks, here or in the groups file; without it all of them), `target_digest`, `jobs`, `backend`, `epochs`;
             `others`, a list of `[token folder, digest]`: further targets that every model is measured on;
             `share`, `[a, b]`, and `first`, a number: see `ProxyPlan`;
+            `seeds`, a list of further seeds under which every coalition is trained;
             `lots`, `[file, sha256]`: groups are lots of records, whoever owns them (then "owners" are the lots' own names).
         directory: folder of the run.
 
@@ -187,6 +196,7 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
         ),
         share=(int(extra["share"][0]), int(extra["share"][1])) if "share" in extra else None,
         first=int(extra["first"]) if "first" in extra else None,
+        seeds=tuple(int(seed) for seed in extra.get("seeds", ())),
     )
 
 
@@ -252,8 +262,13 @@ def read_lots(plan: ProxyPlan, num_records: int) -> NDArray[np.int64] | None:
 
 
 def bank_file(directory: Path, name: int | str) -> Path:
-    """Where the losses of a coalition (its bitmask) or of a subset of records (its key) stand."""
+    """Where the losses of a coalition (its bitmask, or `seed_name` under a further seed) or of a subset of records (its key) stand."""
     return directory / "bank" / f"{name}.npz"
+
+
+def seed_name(coalition: int, seed: int | None) -> str:
+    """Name of a coalition's bank file under a further seed; None is the run's own."""
+    return str(coalition) if seed is None else f"{coalition}-{seed}"
 
 
 def read_bank(path: Path, key: str | None) -> dict[str, NDArray[Any]] | None:
@@ -343,35 +358,31 @@ class Utilities:
         return self.record_utility_CQ.sum(1)
 
 
-def load_utilities(directory: Path, part: int = 0) -> Utilities:
-    """Read the bank of a finished run.
+def load_utilities(directory: Path, part: int = 0, seed: int | None = None) -> Utilities:
+    """Read the bank of a finished run, under one seed.
 
     Args:
         directory: the run's folder.
         part: which target: 0 for the run's own, 1 for the first of the others, and so on.
+        seed: one of the run's further seeds; None = its own.
 
     Returns:
         The losses of every coalition that result.json names; where the run goes on from an earlier bank (`first`), of all coalitions.
 
     Raises:
-        UtilityError: the run isn't done, wasn't asked for that target, or a bank file is missing or isn't the one that
+        UtilityError: the run isn't done, wasn't asked for that target or seed, or a bank file is missing or isn't the one that
             result.json names.
     """
-    try:
-        result = parse_json((directory / RESULT_FILE).read_bytes())
-        names = sorted(map(int, result["coalitions"]))
-    except (OSError, ValueError, KeyError) as error:
-        raise UtilityError(
-            f"{RESULT_FILE}: expected the result of a proxy run, got {error!r}; run it first"
-        ) from error
+    result = _read_result(directory)
+    if str(seed) not in result.get("seeds", {}) and seed is not None:
+        raise UtilityError(f"seed: expected one of {sorted(result.get('seeds', {}))} or None, got {seed}; the run was not asked for that seed")  # fmt: skip
+    told = result["coalitions"] if seed is None else result["seeds"][str(seed)]
+    names = sorted(map(int, told))
     contents = []
     for coalition in names:
-        path = bank_file(directory, coalition)
+        path = bank_file(directory, seed_name(coalition, seed))
         content = read_bank(path, None) if path.exists() else None
-        if (
-            content is None
-            or losses_digest(content) != result["coalitions"][str(coalition)]["losses_digest"]
-        ):
+        if content is None or losses_digest(content) != told[str(coalition)]["losses_digest"]:
             raise UtilityError(
                 f"bank/{path.name}: expected the losses that {RESULT_FILE} names, got "
                 f"{'other ones' if content else 'no file'}; run the proxy again",
@@ -397,3 +408,50 @@ def _completed(found: Utilities, first: int) -> Utilities:
     return replace(
         found, coalitions_C=np.arange(len(made.nll_CQ)), nll_CQ=made.nll_CQ, predicted_C=made.predicted_C, variance_K=made.variance_n,
     )  # fmt: skip
+
+
+def load_seeds(directory: Path, part: int = 0) -> tuple[Utilities, ...]:
+    """Read the bank of a finished run, under each of its seeds.
+
+    Args:
+        directory: the run's folder.
+        part: which target, as for `load_utilities`.
+
+    Returns:
+        The run's own seed first, then the others by number.
+
+    Raises:
+        UtilityError: as for `load_utilities`, or the seeds have not the same coalitions and target records.
+    """
+    further = sorted(map(int, _read_result(directory).get("seeds", {})))
+    found = tuple(load_utilities(directory, part, seed) for seed in (None, *further))
+    for one in found[1:]:
+        for name in ("coalitions_C", "tokens_Q", "index_Q"):
+            if not np.array_equal(getattr(one, name), getattr(found[0], name)):
+                raise UtilityError(f"seeds: expected the same {name} under every seed, got others; run the proxy again")  # fmt: skip
+    return found
+
+
+def losses_by_seed(banks: Sequence[Utilities]) -> dict[int, NDArray[np.float64]]:
+    """Losses of every coalition under every seed, as `shapley_with_interval`, `lot_gains` and the like take them.
+
+    Args:
+        banks: of one target, one per seed (see `load_seeds`).
+
+    Returns:
+        Bitmask → summed nats [S, Q].
+    """
+    nll_SCQ = np.stack([bank.nll_CQ for bank in banks])
+    return {mask: nll_SCQ[:, row] for row, mask in enumerate(banks[0].coalitions_C.tolist())}
+
+
+def _read_result(directory: Path) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = parse_json((directory / RESULT_FILE).read_bytes())
+        for told in (result["coalitions"], *result.get("seeds", {}).values()):
+            [int(name) for name in told]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UtilityError(
+            f"{RESULT_FILE}: expected the result of a proxy run, got {error!r}; run it first"
+        ) from error
+    return result

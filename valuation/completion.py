@@ -38,9 +38,11 @@ from valuation.shapley import check_exact, shapley_weights
 from valuation.updates import chosen_coalitions, semivalue_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+    from valuation.bank import Utilities
 
     Floats = NDArray[np.float64]
 
@@ -139,6 +141,20 @@ def complete(
     )
     wider = float(student.ppf(0.975, freedom) / student.ppf(0.975, np.inf)) ** 2
     return Completed(table_CQ, predicted_C, spread_n * wider * float(rest_M @ rest_M) / freedom)
+
+
+def added_variance(banks: Sequence[Utilities]) -> Floats | None:
+    """What prediction adds to the variance of each lot's mean value over seeds.
+
+    Args:
+        banks: of one target, one per seed.
+
+    Returns:
+        n variances; None where every coalition was trained. Tables are completed by one rule under every seed, so its error isn't taken to
+        shrink with their number.
+    """
+    found = [bank.variance_K for bank in banks if bank.variance_K is not None]
+    return np.asarray(np.mean(found, axis=0), np.float64) if found else None
 
 
 def _features(num_players: int) -> int:

@@ -5,9 +5,10 @@ orders m, what a run that had stopped there would have published: values, interv
 trained. Where all 2^n coalitions are known, orders are drawn for the replay (without their reverses, which would know all of
 a small game at once) and the exact value ends the curve.
 
-    half(m)² = t² (Var over target records + Var over orders / m)
+    half(m)² = t² (Var over target records and seeds + Var over orders / m)
 
-so the curve falls to what the target's records leave, which no further training can narrow.
+so the curve falls to what the target's records and the seeds leave, which no further coalition can narrow (another seed
+can). Every seed has trained every coalition, so a point's calls are coalitions, not trainings.
 
 Shapes: K lots, O owners, Q target records.
 """
@@ -54,7 +55,7 @@ def convergence(
     """Replay a valuation.
 
     Args:
-        nll: bitmask → summed nats per target record, all that were trained.
+        nll: bitmask → summed nats per target record, [Q] or of several seeds [S, Q], all that were trained.
         num_lots: K.
         tokens_OK: tokens of each owner in each lot.
         tokens_Q: scored tokens of each target record.

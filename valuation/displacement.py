@@ -65,17 +65,32 @@ class Displacement:
         return {name: old - after[name] for name, old in self.before.items()}
 
     @torch.no_grad()
-    def decayed(self, direction: Mapping[str, Tensor]) -> float:
-        """<direction, lr * decay * w_t> over matrices: the part that weight decay moved.
+    def along(self, *directions: Mapping[str, Tensor]) -> list[tuple[float, float]]:
+        """How far the weights moved along directions, and how far of that by weight decay; call it after the step.
 
         Args:
-            direction: one tensor per parameter.
+            directions: each one tensor per parameter.
+
+        Returns:
+            Per direction (<V, w_t - w_{t+1}>, lr * decay * <V, w_t> over matrices).
         """
-        spec = self.optimizer.spec
-        parts = [
-            _dot(direction[name], old) for name, old in self.before.items() if old.dim() > 1
-        ]  # as in trainer.optim: matrices only
-        return self.optimizer.lr * spec.weight_decay * math.fsum(parts)
+        after, spec = self.optimizer.parameters, self.optimizer.spec
+        moved: list[list[Tensor]] = [[] for _ in directions]
+        decayed: list[list[Tensor]] = [[] for _ in directions]
+        for (
+            name,
+            old,
+        ) in self.before.items():  # parameter by parameter, so that it stays in the cache
+            delta, matrix = (old - after[name]).reshape(-1), old.dim() > 1  # as in trainer.optim
+            for place, direction in enumerate(directions):
+                value = direction[name].reshape(-1)
+                moved[place].append(torch.dot(value, delta))
+                if matrix:
+                    decayed[place].append(torch.dot(value, old.reshape(-1)))
+        factor = self.optimizer.lr * spec.weight_decay
+        return [
+            (_total(one), factor * _total(other)) for one, other in zip(moved, decayed, strict=True)
+        ]
 
     @torch.no_grad()
     def own_map(self, direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,13 +104,14 @@ class Displacement:
         """
         adam, count = self._adam, int(self._adam.count.item())
         beta1, beta2 = adam.spec.betas
-        share = adam.lr * (1 - beta1) / (1 - beta1**count)
-        correction = 1 - beta2**count
+        # share / (sqrt(v / c) + eps) = share sqrt(c) / (sqrt(v) + eps sqrt(c)): two passes over memory fewer.
+        correction = math.sqrt(1 - beta2**count)
+        share = adam.lr * (1 - beta1) / (1 - beta1**count) * correction
         mapped = {}
         for name, value in direction.items():
             if name in adam.second:
-                root = (adam.second[name] / correction).sqrt_().add_(adam.spec.eps)
-                mapped[name] = (value * share).div_(root)
+                root = adam.second[name].sqrt().add_(adam.spec.eps * correction)
+                mapped[name] = torch.div(value, root, out=root).mul_(share)
             else:
                 mapped[name] = self._turned(name, value)
         return mapped
@@ -134,8 +150,11 @@ def inner(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
         left: one tensor per parameter.
         right: the same names and shapes.
     """
-    return math.fsum(_dot(value, right[name]) for name, value in left.items())
+    return _total(
+        [torch.dot(value.reshape(-1), right[name].reshape(-1)) for name, value in left.items()]
+    )
 
 
-def _dot(left: Tensor, right: Tensor) -> float:
-    return torch.dot(left.reshape(-1), right.reshape(-1)).item()
+def _total(parts: list[Tensor]) -> float:
+    """The exact sum of scalars."""
+    return math.fsum(torch.stack(parts).tolist()) if parts else 0.0

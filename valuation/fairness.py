@@ -24,6 +24,7 @@ import numpy as np
 
 from valuation.errors import GroupError
 from valuation.lots import owner_intervals
+from valuation.seeds import over_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +70,7 @@ def class_table(  # noqa: PLR0913 - a column per fact of a record
     owner_N: Sequence[str],
     tokens_N: ArrayLike,
     lot_N: ArrayLike,
-    gains_KQ: ArrayLike,
+    gains: ArrayLike,
     tokens_Q: ArrayLike,
     prices: Mapping[str, int],
     *,
@@ -83,7 +84,7 @@ def class_table(  # noqa: PLR0913 - a column per fact of a record
         owner_N: owner of each record.
         tokens_N: tokens of each record.
         lot_N: lot of each record, -1 for none.
-        gains_KQ: gain of each lot on each target record (see `valuation.lots.lot_gains`).
+        gains: gain of each lot on each target record, [K, Q] or of several seeds [S, K, Q] (see `valuation.lots.lot_gains`).
         tokens_Q: scored tokens of each target record.
         prices: owner → micro-units; empty where nothing is priced.
         order_variance_K: as for `owner_intervals`.
@@ -95,7 +96,7 @@ def class_table(  # noqa: PLR0913 - a column per fact of a record
         GroupError: columns of different lengths, or no valued record.
     """
     tokens_N, lot_N = np.asarray(tokens_N, np.int64), np.asarray(lot_N, np.int64)
-    gains_KQ, tokens_Q = np.asarray(gains_KQ, np.float64), np.asarray(tokens_Q, np.float64)
+    gains_KQ, tokens_Q = over_seeds(gains), np.asarray(tokens_Q, np.float64)
     if not len(class_N) == len(owner_N) == len(tokens_N) == len(lot_N):
         raise GroupError(
             f"expected one class, owner, count and lot per record, got {len(class_N)}, {len(owner_N)}, {len(tokens_N)}, {len(lot_N)}"
@@ -109,7 +110,7 @@ def class_table(  # noqa: PLR0913 - a column per fact of a record
     size_R, lot_R = tokens_N[rows], lot_N[rows]
     tokens_CK = np.zeros((len(names), len(gains_KQ)), np.int64)
     np.add.at(tokens_CK, (code_R, lot_R), size_R)
-    found = owner_intervals(gains_KQ, tokens_CK, tokens_Q, order_variance_K=order_variance_K)
+    found = owner_intervals(gains, tokens_CK, tokens_Q, order_variance_K=order_variance_K)
     lot_value_K = gains_KQ.sum(axis=1) / tokens_Q.sum()
     value_R = lot_value_K[lot_R] * size_R / tokens_CK.sum(axis=0)[lot_R]
     price_R = _spread(value_R, owner_R, owners.tolist(), prices)

@@ -29,6 +29,7 @@ Source: In-Run Data Shapley, arXiv 2406.11011; see `valuation.credit` for what i
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -179,7 +180,6 @@ class _Books:
     ) -> None:  # fmt: skip
         self.model, self.target, self.displacement = model, target, displacement
         self.aim, self.after, self.clip = aim, after, clip
-        self.moved = displacement.moved()
         self.lr = displacement.optimizer.lr
         self._directions: dict[Form, dict[str, Tensor]] = {}
 
@@ -197,8 +197,9 @@ class _Books:
             return {name: torch.lerp(value, later[name], 0.5) for name, value in first.items()}
         if form in ("first", "sgd"):
             return first
-        vector = self.moved
-        if form == "sgd_second":
+        if form == "second":
+            vector = self.displacement.moved()
+        else:
             vector = {name: self.lr * g for name, g in self.displacement.gradient().items()}
         bend = hessian_product(self.model, self.displacement.before, self.target, vector)
         return {name: torch.sub(value, bend[name], alpha=0.5) for name, value in first.items()}
@@ -215,8 +216,7 @@ class _Books:
         first = self.aim.direction
         # The published forms know no momentum: all that isn't theirs is measured along the first order.
         along = first if form in ("sgd", "sgd_second") else self.direction(form)
-        whole, whole_first = inner(along, self.moved), inner(first, self.moved)
-        decay = self.displacement.decayed(along)
+        (whole, decay), (whole_first, _) = self.displacement.along(along, first)
         return Residual(
             step=step,
             drop=drop,
@@ -303,9 +303,21 @@ def target_sample(
     kept = ordered[: max(1, int(np.searchsorted(filled, num_rows * length, side="right")))]
     packed = pack(((index, store.record_id(index), store.tokens(index)) for index in kept), length)
     return [
-        packed.rows(start, start + batch_rows)
+        _without_padding(packed.rows(start, start + batch_rows))
         for start in range(0, len(packed.segments), batch_rows)
     ]
+
+
+def _without_padding(batch: Batch) -> Batch:
+    """The same rows without the columns that none of them fills: no number changes, and every step pays for less."""
+    width = int(np.flatnonzero(np.any(batch.documents_BT >= 0, axis=0))[-1]) + 1
+    return dataclasses.replace(
+        batch,
+        tokens_BT=batch.tokens_BT[:, :width],
+        labels_BT=batch.labels_BT[:, :width],
+        positions_BT=batch.positions_BT[:, :width],
+        documents_BT=batch.documents_BT[:, :width],
+    )
 
 
 def train(run: RunSpec, directory: Path) -> int:

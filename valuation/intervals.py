@@ -8,8 +8,9 @@ the ratio estimate and its linearised variance: whole records are the sampling u
 tokens of one text are not independent. The alternative is a bootstrap of whole records, numerator
 and denominator together.
 
-What an interval covers: which target records were drawn (and which orders, if sampled). What it
-does not: the seed of the proxy trainings, and whether the proxy speaks for a larger model.
+What an interval covers: which target records were drawn (and which orders, if sampled), and, where
+utilities of several seeds were given, the seeds of the proxy trainings (`valuation.seeds`, which adds their
+variance without counting twice). What it does not: whether the proxy speaks for a larger model.
 
 Shapes: n groups, Q target records, B bootstrap draws.
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from valuation.seeds import SeedSpread
+
     Floats = NDArray[np.float64]
 
 
@@ -50,13 +53,17 @@ class GroupValues:
     total: float
     """V(all) - V(nobody), which the values add up to."""
     total_se: float
-    """Its standard error over target records."""
+    """Its standard error."""
     num_target_records: int
     """Q."""
     level: float
     """Coverage that the intervals aim at."""
     method: str
     """``shapley.exact`` or ``shapley.sampled``."""
+    num_seeds: int = 1
+    """Seeds that every coalition was trained under; with 1, errors know nothing of them."""
+    seed_se_n: Floats | None = None
+    """The part of each standard error that seeds add; None of one seed."""
 
 
 def value_rows(
@@ -105,23 +112,25 @@ def group_values(
     level: float,
     bootstrap: tuple[np.random.Generator, int] | None,
     method: str,
+    spread: tuple[SeedSpread, Floats] | None = None,
 ) -> GroupValues:
-    """Ratio values, their errors over target records, and intervals.
+    """Ratio values, their errors over target records and seeds, and intervals.
 
     Args:
-        gains_nQ: gain of each group on each target record, in nats.
+        gains_nQ: gain of each group on each target record, in nats; the mean over seeds.
         total_Q: gain of all groups together on each target record, in nats.
         tokens_Q: scored tokens of each target record (see `checked_tokens`).
         order_variance_n: variance of each value over sampled orders; zeros if exact.
         level: coverage of the intervals, in (0, 1).
         bootstrap: None for ratio errors with Student quantiles, or generator and draws.
         method: what the values are called.
+        spread: the spread over seeds, and the weight of each lot in each group [n, K]; None of one seed.
 
     Returns:
         Values in nats per target token.
 
     Raises:
-        UtilityError: for a level out of range.
+        UtilityError: for a level out of range, or a bootstrap of several seeds.
     """
     from scipy.stats import t as student
 
@@ -129,9 +138,23 @@ def group_values(
         raise UtilityError(f"level: expected within (0, 1), got {level}")
     num_records = len(tokens_Q)
     values_n = gains_nQ.sum(axis=1) / tokens_Q.sum()
+    if bootstrap is not None and spread is not None:
+        raise UtilityError(
+            "bootstrap: expected utilities of one seed, got several; draws of target records leave seeds out, so use ratio errors"
+        )
+    total_variance = _ratio_variance(total_Q[None], tokens_Q)[0]
+    seed_se_n = None
     if bootstrap is None:
-        se_n = np.sqrt(_ratio_variance(gains_nQ, tokens_Q) + order_variance_n)
-        half_n = student.ppf((1 + level) / 2, num_records - 1) * se_n
+        variance_n = _ratio_variance(gains_nQ, tokens_Q) + order_variance_n
+        freedom_n = np.full(len(values_n), num_records - 1.0)
+        if spread is not None:
+            seeds, share_nK = spread
+            freedom_n = seeds.degrees(share_nK, variance_n, num_records)
+            seed_n = seeds.variance(share_nK)
+            variance_n, seed_se_n = variance_n + seed_n, np.sqrt(seed_n)
+            total_variance += seeds.variance(np.ones((1, seeds.num_lots)))[0]
+        se_n = np.sqrt(variance_n)
+        half_n = student.ppf((1 + level) / 2, freedom_n) * se_n
         low_n, high_n = values_n - half_n, values_n + half_n
     else:
         generator, count = bootstrap
@@ -148,10 +171,12 @@ def group_values(
         ci_low_n=low_n,
         ci_high_n=high_n,
         total=float(total_Q.sum() / tokens_Q.sum()),
-        total_se=float(np.sqrt(_ratio_variance(total_Q[None], tokens_Q)[0])),
+        total_se=float(np.sqrt(total_variance)),
         num_target_records=num_records,
         level=level,
         method=method,
+        num_seeds=1 if spread is None else spread[0].num_seeds,
+        seed_se_n=seed_se_n,
     )
 
 

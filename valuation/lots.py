@@ -35,6 +35,7 @@ import numpy as np
 
 from valuation.errors import GroupError
 from valuation.intervals import checked_tokens, group_values
+from valuation.seeds import by_seed, over_seeds, seed_spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -233,13 +234,13 @@ def lot_gains(
     """What each lot gains on each target record, and how much the draw of orders blurs it.
 
     Args:
-        nll: bitmask → summed nats per target record, for all of `coalitions_needed`.
+        nll: bitmask → summed nats per target record, [Q] or of several seeds [S, Q], for all of `coalitions_needed`.
         num_lots: K.
         orders: the sampled orders, or None for all coalitions.
         tokens_Q: scored tokens of each target record.
 
     Returns:
-        Shapley values [K, Q] in nats, and the variance over orders of each lot's value per target token, [K].
+        Shapley values [K, Q] in nats, of several seeds [S, K, Q], and the variance over orders of each lot's (mean) value per target token, [K].
 
     Raises:
         UtilityError: a coalition is missing or not finite.
@@ -247,16 +248,19 @@ def lot_gains(
     from valuation.orders import sampled_shapley
     from valuation.shapley import exact_shapley
 
+    tables = by_seed(nll)
+    several = any(np.ndim(loss) == 2 for loss in nll.values())
     if orders is None:
-        return -exact_shapley(nll, num_lots), np.zeros(num_lots)
-    values_KQ, _ = sampled_shapley(nll, orders)
-    total = np.asarray(tokens_Q, np.float64).sum()
+        gains_SKQ = np.stack([-exact_shapley(table, num_lots) for table in tables])
+        return gains_SKQ if several else gains_SKQ[0], np.zeros(num_lots)
+    gains_SKQ = np.stack([-sampled_shapley(table, orders)[0] for table in tables])
+    total = len(tables) * np.asarray(tokens_Q, np.float64).sum()
     means = {mask: float(np.sum(loss) / total) for mask, loss in nll.items()}
-    return -values_KQ, sampled_shapley(means, orders)[1] ** 2
+    return gains_SKQ if several else gains_SKQ[0], sampled_shapley(means, orders)[1] ** 2
 
 
 def owner_intervals(
-    gains_KQ: ArrayLike,
+    gains: ArrayLike,
     tokens_OK: Integers,
     tokens_Q: ArrayLike,
     *,
@@ -264,10 +268,10 @@ def owner_intervals(
     level: float = 0.95,
     method: str = "shapley.lots",
 ) -> GroupValues:
-    """Values of owners from those of the lots, with errors over target records.
+    """Values of owners from those of the lots, with errors over target records and seeds.
 
     Args:
-        gains_KQ: gain of each lot on each target record, in nats.
+        gains: gain of each lot on each target record, in nats: [K, Q], or of several seeds [S, K, Q] (`valuation.seeds`).
         tokens_OK: tokens of each owner in each lot (see `lot_shares`).
         tokens_Q: scored tokens of each target record.
         order_variance_K: variance of each lot's value over sampled orders; None = exact.
@@ -280,8 +284,9 @@ def owner_intervals(
     Raises:
         UtilityError: shapes that don't fit, or a level out of range.
     """
-    gains_KQ = np.asarray(gains_KQ, np.float64)
+    gains_KQ = over_seeds(gains)
     tokens_Q = checked_tokens(tokens_Q, gains_KQ.shape[1])
+    spread = seed_spread(gains, tokens_Q) if np.ndim(gains) == 3 else None
     share_OK = tokens_OK / tokens_OK.sum(axis=0)
     variance_K = (
         np.zeros(len(gains_KQ)) if order_variance_K is None else np.asarray(order_variance_K)
@@ -290,6 +295,7 @@ def owner_intervals(
     variance_O = (share_OK @ np.sqrt(variance_K)) ** 2
     return group_values(
         share_OK @ gains_KQ, gains_KQ.sum(axis=0), tokens_Q, variance_O, level=level, bootstrap=None, method=method,
+        spread=None if spread is None else (spread, share_OK),
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from valuation.errors import UtilityError
 from valuation.intervals import checked_tokens, group_values
+from valuation.seeds import by_seed, over_seeds, seed_spread
 from valuation.shapley import check_exact, finite_utilities
 
 if TYPE_CHECKING:
@@ -141,32 +142,35 @@ def sampled_with_interval(
     """Sampled Shapley values in nats per target token, for more groups than can be enumerated.
 
     Args:
-        nll: bitmask → summed nats per target record [Q], for all of `coalitions_needed`.
+        nll: bitmask → summed nats per target record [Q], or of several seeds [S, Q], for all of `coalitions_needed`.
         tokens_Q: scored tokens of each target record.
         orders: orders of arrival.
         level: coverage of the intervals, in (0, 1).
 
     Returns:
         Values, and errors that add the variance over orders to that over target records. The sum
-        counts the variance of single order-record cells twice, so it errs on the wide side.
+        counts the variance of single order-record cells twice, so it errs on the wide side. Several seeds
+        add theirs (`valuation.seeds`), under the same orders.
 
     Raises:
         UtilityError: as for `sampled_shapley` and `shapley_with_interval`.
     """
-    draws_MnQ = -_draws(nll, orders)
-    if draws_MnQ.ndim != 3:
-        raise UtilityError("nll: expected a vector of nats per target record for each coalition")
-    tokens_Q = checked_tokens(tokens_Q, draws_MnQ.shape[2])
-    per_draw_Mn = draws_MnQ.sum(axis=2) / tokens_Q.sum()
-    everybody = (1 << orders.orders_Mn.shape[1]) - 1
+    tables = by_seed(nll)
+    draws_SMnQ = np.stack([-_draws(table, orders) for table in tables])
+    tokens_Q = checked_tokens(tokens_Q, draws_SMnQ.shape[3])
+    gains_SnQ = draws_SMnQ.mean(axis=1)
+    per_draw_Mn = draws_SMnQ.mean(axis=0).sum(axis=2) / tokens_Q.sum()
+    num = orders.orders_Mn.shape[1]
+    spread = seed_spread(gains_SnQ, tokens_Q)
     return group_values(
-        draws_MnQ.mean(axis=0),
-        np.asarray(nll[0], dtype=np.float64) - np.asarray(nll[everybody], dtype=np.float64),
+        over_seeds(gains_SnQ),
+        np.mean([table[0] - table[(1 << num) - 1] for table in tables], axis=0),
         tokens_Q,
         per_draw_Mn.var(axis=0, ddof=1) / len(per_draw_Mn),
         level=level,
         bootstrap=None,
         method="shapley.sampled",
+        spread=None if spread is None else (spread, np.eye(num)),
     )
 
 

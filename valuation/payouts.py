@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from valuation.rules import PriceRule
 
 
-def why_price(owner: str, values: OwnerValues, prices: PriceList, rule: PriceRule) -> str:
+def why_price(
+    owner: str, values: OwnerValues, prices: PriceList, rule: PriceRule, errors: str = ""
+) -> str:
     """Why an owner is paid what it is paid, in words that can be checked with the tables.
 
     Args:
@@ -36,6 +38,7 @@ def why_price(owner: str, values: OwnerValues, prices: PriceList, rule: PriceRul
         values: the values behind it.
         prices: what `price` made of them.
         rule: by which rule.
+        errors: what the interval is over (`valuation.seeds.spread_words`).
 
     Returns:
         Sentences.
@@ -54,7 +57,9 @@ def why_price(owner: str, values: OwnerValues, prices: PriceList, rule: PriceRul
         else f"{owner} doesn't lower the buyer's loss on {row.target}: {row.value_nano} nano-{row.unit} per token"
     ]
     if row.ci_low_nano is not None:
-        said[0] += f" (between {row.ci_low_nano} and {row.ci_high_nano})"
+        said[0] += (
+            f" (between {row.ci_low_nano} and {row.ci_high_nano}{f', {errors}' * bool(errors)})"
+        )
     if row.value_nano > 0:
         said.append(
             f"that is {row.value_nano / total:.1%} of all positive value, {total} nano-{row.unit}"

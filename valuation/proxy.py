@@ -18,7 +18,7 @@ or seed is never mistaken for this one's. Results don't depend on the number of 
 training uses one thread.
 
 What it does not show: a proxy is smaller than the model the buyer trains, one seed is one draw
-(repeat with other seeds for the spread), and a group that adds a language the target doesn't
+(``seeds`` names further ones, under which every coalition is trained as well: `valuation.seeds` takes means and spread), and a group that adds a language the target doesn't
 speak is worth little *to this target*.
 
 Legend: C coalitions, Q target records, M tokens of a stream, R rows, T positions.
@@ -32,7 +32,7 @@ from __future__ import annotations
 import hashlib
 import signal
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +52,7 @@ from valuation.bank import (
     read_bank,
     read_lots,
     read_plan,
+    seed_name,
 )
 from valuation.errors import ProxyError
 from valuation.retraining import (
@@ -101,10 +102,17 @@ class _Job:
     plan: ProxyPlan
     coalition: int
     key: str
+    seed: int | None = None
+    """A further seed, which `run` then has; None for the run's own."""
+
+    @property
+    def file(self) -> Path:
+        """Its bank file."""
+        return bank_file(self.directory, seed_name(self.coalition, self.seed))
 
 
 def retrain(run: RunSpec, directory: Path) -> int:
-    """Train the proxy on every coalition; the entry `valuation.proxy:retrain`.
+    """Train the proxy on every coalition, under every seed; the entry `valuation.proxy:retrain`.
 
     Args:
         run: `config.extra` as `read_plan` wants it; `steps` is the most steps of all groups together.
@@ -140,16 +148,17 @@ def retrain(run: RunSpec, directory: Path) -> int:
     for leftover in bank.glob(".*.tmp"):
         leftover.unlink()
     (directory / RESULT_FILE).unlink(missing_ok=True)
-    keys = {c: bank_key(settings, plan, c) for c in plan.coalitions}
-    pending = [c for c in plan.coalitions if read_bank(bank_file(directory, c), keys[c]) is None]
+    if run.seed in plan.seeds:
+        raise ProxyError(f"seeds: expected further seeds beside the run's {run.seed}, got it twice")
+    jobs = _jobs(run, directory, plan, settings)
+    pending = [job for job in jobs if read_bank(job.file, job.key) is None]
     # Longest first, so that no process is left alone with the full set at the end.
-    pending.sort(key=lambda c: (-len(plan.owners(c)), c))
-    jobs = [_Job(run, directory, plan, c, keys[c]) for c in pending]
-    done = len(plan.coalitions) - len(pending)
+    pending.sort(key=lambda job: -len(plan.owners(job.coalition)))
+    done = len(jobs) - len(pending)
     try:
         with _Interruptible(), ProgressWriter(directory / "progress.jsonl", done) as progress:
             for number, outcome in enumerate(
-                in_workers(train_coalition, jobs, plan.jobs, plan.backend), done + 1
+                in_workers(train_coalition, pending, plan.jobs, plan.backend), done + 1
             ):
                 progress.write(
                     number, -outcome.utility, outcome.tokens, utility=outcome.utility,
@@ -160,8 +169,18 @@ def retrain(run: RunSpec, directory: Path) -> int:
             directory, EXIT_RESUME, "stopped by a signal; finished coalitions are in the bank"
         )
         return EXIT_RESUME
-    _finish(run, directory, plan, keys)
+    _finish(run, directory, plan, jobs)
     return EXIT_DONE
+
+
+def _jobs(run: RunSpec, directory: Path, plan: ProxyPlan, settings: dict[str, Any]) -> list[_Job]:
+    """Every coalition under the run's seed, then under each further one: the same key and bits as a run of that seed alone."""
+    made = []
+    for seed in (None, *plan.seeds):
+        under = run if seed is None else replace(run, seed=seed)
+        own = settings | {"seed": under.seed}
+        made += [_Job(under, directory, plan, c, bank_key(own, plan, c), seed) for c in plan.coalitions]  # fmt: skip
+    return made
 
 
 def _settings(run: RunSpec, directory: Path, plan: ProxyPlan) -> dict[str, Any]:
@@ -232,7 +251,7 @@ def _train(job: _Job) -> Outcome:
     fit_rows(model, rows, run.config.optim)
     num_tokens = int((rows.rows.documents_BT >= 0).sum())
     loss = write_losses(
-        bank_file(job.directory, job.coalition), job.key, model, open_tokens(job.plan.target, job.plan.target_digest),
+        job.file, job.key, model, open_tokens(job.plan.target, job.plan.target_digest),
         run.config.batch, others=[open_tokens(*other) for other in job.plan.others], steps=rows.steps, tokens=num_tokens,
     )  # fmt: skip
     return Outcome(job.coalition, -loss, rows.steps, num_tokens, peak_rss_bytes())
@@ -310,14 +329,14 @@ class _Interruptible:
         raise _StoppedError(number)
 
 
-def _finish(run: RunSpec, directory: Path, plan: ProxyPlan, keys: dict[int, str]) -> None:
-    """Write result.json: the utility of every coalition, and the digest of the losses behind it."""
-    coalitions = {}
-    for coalition, key in keys.items():
-        content = read_bank(bank_file(directory, coalition), key)
+def _finish(run: RunSpec, directory: Path, plan: ProxyPlan, jobs: list[_Job]) -> None:
+    """Write result.json: the utility of every coalition under every seed, and the digest of the losses behind it."""
+    told: dict[int | None, dict[str, Any]] = {}
+    for job in jobs:
+        content = read_bank(job.file, job.key)
         assert content is not None, "every coalition was trained"
         own = part_of(content, 0)
-        coalitions[str(coalition)] = {
+        told.setdefault(job.seed, {})[str(job.coalition)] = {
             "utility": to_json(float(-own["nll_Q"].sum() / own["tokens_Q"].sum())),
             "steps": int(content["steps"]),
             "tokens": int(content["tokens"]),
@@ -329,7 +348,7 @@ def _finish(run: RunSpec, directory: Path, plan: ProxyPlan, keys: dict[int, str]
             "run": run.run,
             "kind": run.kind,
             "status": "done",
-            "steps": sum(entry["steps"] for entry in coalitions.values()),
+            "steps": sum(entry["steps"] for each in told.values() for entry in each.values()),
             "final_loss": "none",
             "checkpoint_root": "none",
             "run_digest": run_digest(run),
@@ -337,8 +356,9 @@ def _finish(run: RunSpec, directory: Path, plan: ProxyPlan, keys: dict[int, str]
             "target_digest": open_tokens(plan.target, plan.target_digest).digest,
             "unit": "nat",
             "groups": [{"id": name, "owners": list(owners)} for name, owners in plan.groups],
-            "coalitions": coalitions,
+            "coalitions": told[None],
         }
         | ({"first": plan.first} if plan.first is not None else {})
+        | ({"seeds": {str(seed): told[seed] for seed in plan.seeds}} if plan.seeds else {})
         | ({"other_targets": [digest for _, digest in plan.others]} if plan.others else {}),
     )

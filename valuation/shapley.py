@@ -35,6 +35,7 @@ import numpy as np
 
 from valuation.errors import UtilityError
 from valuation.intervals import checked_tokens, group_values
+from valuation.seeds import over_seeds, seed_spread
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -154,18 +155,19 @@ def beta_weights(num_players: int, alpha: float, beta: float) -> Floats:
 
 
 def shapley_with_interval(
-    nll_CQ: ArrayLike,
+    nll: ArrayLike,
     tokens_Q: ArrayLike,
     *,
     level: float = 0.95,
     generator: np.random.Generator | None = None,
     num_bootstrap: int = 2000,
 ) -> GroupValues:
-    """Exact Shapley values in nats per target token, with intervals over target records.
+    """Exact Shapley values in nats per target token, with intervals over target records and seeds.
 
     Args:
-        nll_CQ: summed negative log-likelihood in nats of each target record (Q, at least 2) under
-            the model trained on each coalition (bitmask order, C = 2^n).
+        nll: summed negative log-likelihood in nats of each target record (Q, at least 2) under
+            the model trained on each coalition (bitmask order, C = 2^n): [C, Q] of one seed, whose intervals know nothing of
+            seeds, or [S, C, Q], whose values are means over S seeds (`valuation.seeds`).
         tokens_Q: scored tokens of each target record, above 0 in sum.
         level: coverage of the intervals, in (0, 1).
         generator: None for normal-theory ratio errors; a Generator for a bootstrap over target
@@ -178,20 +180,28 @@ def shapley_with_interval(
     Raises:
         UtilityError: for a table that isn't [2^n, Q], tokens that don't fit, or not finite input.
     """
-    nll_CQ = np.asarray(nll_CQ, dtype=np.float64)
-    if nll_CQ.ndim != 2 or nll_CQ.shape[0] < 2 or nll_CQ.shape[0].bit_count() != 1:
-        raise UtilityError(f"nll_CQ: expected [2^n, Q] for n >= 1 groups, got {list(nll_CQ.shape)}")
-    num_players = nll_CQ.shape[0].bit_length() - 1
-    tokens_Q = checked_tokens(tokens_Q, nll_CQ.shape[1])
-    gains_nQ = -exact_shapley(nll_CQ, num_players)
+    table = np.asarray(nll, dtype=np.float64)
+    nll_SCQ = table[None] if table.ndim == 2 else table
+    if (
+        nll_SCQ.ndim != 3 or not len(nll_SCQ) or nll_SCQ.shape[1] < 2
+        or nll_SCQ.shape[1].bit_count() != 1
+    ):  # fmt: skip
+        raise UtilityError(
+            f"nll: expected [2^n, Q] or [S, 2^n, Q] for n >= 1 groups, got {list(table.shape)}"
+        )
+    num_players = nll_SCQ.shape[1].bit_length() - 1
+    tokens_Q = checked_tokens(tokens_Q, nll_SCQ.shape[2])
+    gains_SnQ = np.stack([-exact_shapley(nll_CQ, num_players) for nll_CQ in nll_SCQ])
+    spread = seed_spread(gains_SnQ, tokens_Q)
     return group_values(
-        gains_nQ,
-        nll_CQ[0] - nll_CQ[-1],
+        over_seeds(gains_SnQ),
+        (nll_SCQ[:, 0] - nll_SCQ[:, -1]).mean(axis=0),
         tokens_Q,
         np.zeros(num_players),
         level=level,
         bootstrap=None if generator is None else (generator, num_bootstrap),
         method="shapley.exact",
+        spread=None if spread is None else (spread, np.eye(num_players)),
     )
 
 

@@ -280,7 +280,6 @@ def explain(
     import polars as pl
 
     from pipelines.steps import increments
-    from trainer.spec import load_run
 
     site = this_site()
     values = pl.read_parquet(_table(site, "values")).filter(pl.col("subject_id") == subject)
@@ -289,6 +288,9 @@ def explain(
             f"{subject!r} has no value; the table `values` names every owner and group: dataworth sql"
         )
     owner_values, plan = required(site, "owner_values"), required(site, "evaluation_plan")
+    from valuation.seeds import spread_words
+
+    seeds = owner_values.values.get("seeds", [plan["seeds"]["proxy"]])
     table = Table("fact", "value", title=subject, show_header=False)
     _add_strip(site, subject, table)
     for row in values.iter_rows(named=True):
@@ -312,10 +314,8 @@ def explain(
     if found or subject in [lot["id"] for lot in owner_values["groups"]]:
         said = increments.sentence(owner_values)
         table.add_row("coalitions", f"{owner_values['coalitions']} retrained, {owner_values['method']}; {said}")  # fmt: skip
-        seed = load_run(
-            site.home.runs / owner_values["run"]
-        ).seed  # after a delivery, of an earlier plan
-        table.add_row("run", f"{owner_values['run']}, seed {seed} ({plan['seed_rule']})")
+        table.add_row("run", f"{owner_values['run']}, seed {', '.join(map(str, seeds))} ({plan['seed_rule']})")  # fmt: skip
+        table.add_row("errors", spread_words(len(seeds)))
         _add_proxy(site, table)
     _add_price(site, subject, table)
     _add_buyers(site, subject, table)
@@ -396,11 +396,13 @@ def _why(site: "Site", owner: str, unattributed_nano: dict[str, int]) -> str:
     from pipelines.steps.pricing import price_list, rule_of, stored_values
     from valuation import why_price
     from valuation.pricing import HELD, RESERVE
+    from valuation.seeds import spread_words
 
     rule, found = rule_of(site), price_list(site, unattributed_nano)
     if rule is None or found is None or owner in (RESERVE, HELD):
         return ""
-    return why_price(owner, stored_values(site, unattributed_nano), found, rule)
+    errors = spread_words(len(required(site, "owner_values").values.get("seeds", [0])))
+    return why_price(owner, stored_values(site, unattributed_nano), found, rule, errors)
 
 
 def _explain_run(directory: Path, step: int | None) -> None:

@@ -129,6 +129,7 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
     from pipelines.reports.owners import Narrowing
     from pipelines.steps import increments
     from pipelines.steps.owners import Bank, owners_worth
+    from valuation.seeds import spread_words
 
     bank = Bank(site, result, plan)
     narrowing = bank.narrowing()
@@ -143,6 +144,7 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
             len(group["owners"]),
             group["value"],
             group["se"],
+            group["seed_se"],
             group["low"],
             group["high"],
         ]
@@ -152,10 +154,11 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
     own = [[row["id"], sum(row["tokens"]), row["value"], row["low"], row["high"]] for row in owners]
     return {
         "owners": table_md(["owner", "tokens", "value, nats", "low", "high"], own),
-        "values": table_md(["lot", "owners", "value, nats", "standard error", "low", "high"], rows),
+        "values": table_md(["lot", "owners", "value, nats", "standard error", "of it by seeds", "low", "high"], rows),
         **plots(owner_bars(owners_worth(result, {})), coverage_bars(bank.coverage())),
         **(plots(narrowing_lines(narrowing)) if isinstance(narrowing, Narrowing) else {}),
         "chart": plot_md(chart, "value of each lot with its interval"),
+        "errors": spread_words(len(result["seeds"])), "seeds": ", ".join(map(str, result["seeds"])),
         "method": result["method"], "coalitions": result["coalitions"], "loss, nobody": result["loss_empty"],
         "loss, all": result["loss_all"], "efficiency error": result["efficiency_error"], "run": result["run"],
         "what was trained": increments.sentence(result), **increments.counts(result),

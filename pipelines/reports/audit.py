@@ -11,6 +11,8 @@ from pipelines.reports.errors import ReportError
 from pipelines.reports.memory import Memory
 from pipelines.reports.parts import LEVEL, Estimate, NotAvailable
 
+MIN_GOLD_SEEDS = 3
+"""Gold models without which an audit never says PASS."""
 VerdictName = Literal["PASS", "FAIL", "INCONCLUSIVE", "INVALID"]
 
 
@@ -72,6 +74,8 @@ class TierRow:
     """One-sided lower 95 % bound of the same difference, as a share; above the margin means FAIL."""
     budget: str = ""
     """What the attacker needs: access, samples, steps, tries."""
+    has_power: bool | None = None
+    """Whether the original leaks under the same attack; if not, the row says little and never passes. None before it was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +156,7 @@ class Audit:
     num_people: int
     """Forgotten people: the n of the direct tiers."""
     num_gold_seeds: int
-    """Independent gold models; one is never enough for PASS."""
+    """Independent gold models; fewer than three are never enough for PASS."""
     plan_digest: str
     """Digest of the audit plan, hashed into the ledger before the result; hex."""
     tiers: tuple[TierRow, ...]
@@ -177,6 +181,8 @@ class Audit:
         for row in self.tiers:
             if row.verdict != "PASS":
                 failed.append(f"tier {row.tier} is {row.verdict}")
+            elif row.has_power is False:
+                failed.append(f"tier {row.tier} has no power, the original hardly leaks under it")
             elif row.bound is None or row.bound > row.margin:
                 failed.append(f"tier {row.tier} has bound {row.bound} for margin {row.margin}")
         for name, part in (("membership", self.membership), ("utility", self.utility)):
@@ -184,8 +190,8 @@ class Audit:
                 got = "not available" if isinstance(part, NotAvailable) else part.verdict
                 failed.append(f"{name} is {got}")
         failed += [f"control {item.name} does not hold" for item in self.controls if not item.holds]
-        if self.num_gold_seeds < 2:
-            failed.append(f"{self.num_gold_seeds} gold model(s), and one is never enough")
+        if self.num_gold_seeds < MIN_GOLD_SEEDS:
+            failed.append(f"{self.num_gold_seeds} gold model(s), and {MIN_GOLD_SEEDS} are needed")
         failed += [f"{item.name} leaks" for item in self.side if item.leaks]
         if failed or not self.tiers:
             found = "; ".join(failed) or "no tier at all"

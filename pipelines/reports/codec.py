@@ -154,6 +154,8 @@ def _shape(union: Any, plain: Any, path: str) -> Any:
         wanted = [k for k in members if is_dataclass(k)]
         missing = set(plain) == {_MISSING}
         wanted = [k for k in wanted if (k is NotAvailable) == missing]
+        # Of several, the one with these fields; if none has them, the first says which is unknown or missing.
+        wanted.sort(key=lambda k: set(_hints(k)) != set(plain))
     elif isinstance(plain, list):
         wanted = [k for k in members if get_origin(k) is tuple]
     else:

@@ -12,11 +12,11 @@ audit's rows, which mean nothing once the request's key is destroyed. One name m
 import json
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pipelines.reports.audit import Audit
 from pipelines.reports.codec import check, from_json, to_json
-from pipelines.reports.engineering import Engineering
+from pipelines.reports.engineering import Engineering, OfEnsemble
 from pipelines.reports.errors import ReportError
 from pipelines.reports.parts import NotAvailable
 
@@ -133,6 +133,8 @@ class Metric:
     """Adjusted over all secondary endpoints; None for a primary one."""
     best: str = ""
     """Budget at which the adversary did best."""
+    has_power: bool | None = None
+    """Whether the same attack is shown to tell the original from gold; None where it isn't asked (utility) or wasn't (older audits)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +172,9 @@ class Leakage:
     people: int
     given_away: float
     """Share of people given away under direct questions."""
+    low: float | None
+    """Lower end of its 95 % Wilson interval; None in reports of before."""
+    high: float | None
     excess_mean: float
     """Nats per token by which a person's secret is likelier than under every gold model."""
     excess_95: float
@@ -186,6 +191,41 @@ class Question:
     original: float
     unlearned: float
     gold: tuple[float, ...]
+    low: float | None
+    """Lower end of the 95 % Wilson interval of the unlearned model's share; None in reports of before."""
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgetting:
+    """How far people are forgotten: 1 is gold, 0 the original, above 1 over-forgotten; likelihood of the secret, direct questions."""
+
+    people: int
+    usable: int
+    """People whose original knows more than gold by more than the plan's margin: the others have no score."""
+    median: float | None
+    low_5: float | None
+    """5th percentile over people."""
+    high_95: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """How much of the original's lead over gold one source of one tier brings out of the unlearned model: 0 as gold, 1 as the original."""
+
+    tier: int
+    source: str
+    score: str
+    people: int
+    original: float
+    unlearned: float
+    gold: float
+    """Mean over the gold models."""
+    recovery: float | None
+    """None where the original is not shown to lead by more than the margin."""
+    low: float | None
+    """Lower one-sided 95 % bound, bootstrap over people."""
+    high: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +268,18 @@ class PersonRow:
     gold: int
     excess: float | None
     """Nats per token by which the secret is likelier than under every gold model."""
+    forgetting: float | None
+    """Forgetting score; None without a denominator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What the measurements of one attack on the models of one role took."""
+
+    name: str
+    wall_s: float
+    cpu_s: float | None
+    """CPU seconds of the process; None where it wasn't counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +304,11 @@ class Evidence:
     deviations: tuple[str, ...]
     """Where what was done differs from what was planned; empty when the rows give the verdict again."""
     unchecked: tuple[str, ...]
-    seconds: tuple[Fact, ...]
-    """Wall time by model; beside the models' speed and memory the only facts that a repetition changes."""
+    forgetting: Forgetting | None
+    """None without gold, or without likelihoods."""
+    recovery: tuple[Recovered, ...]
+    seconds: tuple[Spent, ...]
+    """Time by model and attack; beside the models' speed and memory the only facts that a repetition changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,13 +350,13 @@ class Dossier:
     """Which model is released instead of the original, in words."""
     copies: tuple[Copy, ...]
     evidence: Evidence
-    engineering: Engineering | NotAvailable
+    engineering: Engineering | OfEnsemble | NotAvailable
     versions: tuple[Fact, ...]
     reviews: tuple[Review, ...] = ()
     """Who has read this report or an earlier state of it, the newest last."""
     limits: tuple[str, ...] = CANNOT_PROVE
     schema: Literal["dataworth.audit-report"] = "dataworth.audit-report"
-    format: Literal[2] = 2
+    format: Literal[3] = 3
 
     def __post_init__(self) -> None:
         check(type(self), self, "dossier")
@@ -321,7 +376,7 @@ class Dossier:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; a report of format 1, from before there were reviews, is read as one without any.
+        """Read what `to_json` wrote; reports of formats 1 and 2 are read as ones that don't know what was added since.
 
         Args:
             text: JSON text.
@@ -336,12 +391,37 @@ class Dossier:
 
 
 def _upgraded(text: str) -> str:
-    """A report of format 1 with what format 2 added; any other text as it is."""
+    """A report of format 1 or 2 with what later formats added, as not known; any other text as it is."""
     try:
         plain = json.loads(text)
     except json.JSONDecodeError:
         return text  # `from_json` says what is wrong with it
-    if not isinstance(plain, dict) or plain.get("format") != 1:
+    if not isinstance(plain, dict):
         return text
-    asked = [{**one, "basis": ""} for one in plain.get("requests", [])]
-    return json.dumps(plain | {"format": 2, "reviews": [], "requests": asked})
+    if plain.get("format") == 1:
+        asked = [{**one, "basis": ""} for one in plain.get("requests", [])]
+        plain |= {"format": 2, "reviews": [], "requests": asked}
+    if plain.get("format") == 2:
+        plain = _third(plain)
+    return json.dumps(plain)
+
+
+def _third(plain: dict[str, Any]) -> dict[str, Any]:
+    """Format 3 asked whether attacks have power, scored forgetting and recovery, gave shares their intervals and ties their differences."""
+    audit, evidence = plain.get("audit", {}), plain.get("evidence", {})
+
+    def more(part: dict[str, Any], name: str, *added: str) -> list[dict[str, Any]]:
+        return [one | dict.fromkeys(added) for one in part.get(name, [])]
+
+    spent = [{"name": one["name"], "wall_s": float(one["value"]), "cpu_s": None} for one in evidence.get("seconds", [])]  # fmt: skip
+    evidence |= {
+        "metrics": more(evidence, "metrics", "has_power"), "leakage": more(evidence, "leakage", "low", "high"),
+        "questions": more(evidence, "questions", "low", "high"), "people": more(evidence, "people", "forgetting"),
+        "forgetting": None, "recovery": [], "seconds": spent,
+    }  # fmt: skip
+    audit |= {"tiers": more(audit, "tiers", "has_power")}
+    part = plain.get("engineering", {})
+    if "modules" in part:
+        modules = [one | {"facts_low": [], "facts_high": []} for one in part["modules"]]
+        part |= {"gaps": [], "modules": modules}
+    return plain | {"format": 3, "audit": audit, "evidence": evidence}

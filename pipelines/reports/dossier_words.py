@@ -7,6 +7,7 @@ is explained by what it means for the person who asked, not by its formula.
 from dataclasses import dataclass
 
 from pipelines.reports.audit import (
+    MIN_GOLD_SEEDS,
     Membership,
     Rate,
     SideAttack,
@@ -85,6 +86,10 @@ _CONTROLS = (
         "the model before the erasure and the reference can't be told apart, so that a cleaned model can't be either",
     ),
     (
+        "gold against",
+        "two references that never saw the records differ by more than what is allowed of a cleaned model",
+    ),
+    (
         "gold",
         "the reference gives secrets away that it never saw: the questions leak, not the model",
     ),
@@ -111,7 +116,8 @@ def why(dossier: Dossier) -> str:
     if audit.verdict == "INVALID":
         broken = [one.name for one in audit.controls if not one.holds]
         told = dict.fromkeys(
-            next((text for name, text in _CONTROLS if one.startswith(name)), one) for one in broken
+            next((text for name, text in _CONTROLS if _kind(one).startswith(name)), one)
+            for one in broken
         )
         listed = "; ".join(told)
         return f"{listed[:1].upper()}{listed[1:]}."
@@ -124,12 +130,16 @@ def why(dossier: Dossier) -> str:
     missing = [f"undecided: {', '.join(named)}"] if named else []
     if isinstance(audit.membership, NotAvailable):
         missing.append("presence was not tested")
-    if audit.num_gold_seeds < 2:
-        missing.append(
-            f"{audit.num_gold_seeds} reference model, and one does not show how much they differ"
-        )
+    if audit.num_gold_seeds < MIN_GOLD_SEEDS:
+        seen = f"{audit.num_gold_seeds} reference model{'s' * (audit.num_gold_seeds != 1)}"
+        missing.append(f"{seen}, and fewer than three do not show how much they differ")
     listed = "; ".join(missing) or audit.reason.rstrip(".")
     return f"{listed[:1].upper()}{listed[1:]}."
+
+
+def _kind(control: str) -> str:
+    """A control's name without which gold model it is about."""
+    return "gold against" if control.endswith("against the others") else control
 
 
 def not_tested(dossier: Dossier) -> str:
@@ -196,6 +206,10 @@ def _compared(row: TierRow) -> str:
         return "A control failed: this number says nothing."
     if row.bound is None:
         return "There is no reference model to compare it with."
+    if row.has_power is False and row.verdict == "INCONCLUSIVE":
+        return (
+            f"{row.reason[:1].upper()}{row.reason[1:]}: that nothing came out here proves nothing."
+        )
     bound = f"{signed(100 * row.bound, 1)} points"
     if row.verdict == "PASS":
         return f"At most {bound} above the reference, with 95 % confidence; up to {points} were allowed."
@@ -368,9 +382,9 @@ def _would_decide(dossier: Dossier) -> list[str]:
         for row in audit.tiers
         if row.verdict == "INCONCLUSIVE" and row.reason
     ]
-    if audit.num_gold_seeds < 3:
+    if audit.num_gold_seeds < MIN_GOLD_SEEDS:
         steps.append(
-            f"Audit with three reference models instead of {audit.num_gold_seeds} (size pilot or report): one does not show how much they differ."
+            f"Audit with three reference models instead of {audit.num_gold_seeds} (size pilot or report): fewer do not show how much they differ."
         )
     if isinstance(audit.membership, NotAvailable):
         steps.append(f"Membership was not tested: {audit.membership.reason}.")

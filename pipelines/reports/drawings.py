@@ -231,7 +231,7 @@ def narrowing_lines(part: Narrowing) -> Drawing:
         draw=charts.lines(lines, "retrained coalitions (utility calls)", "interval width, nats"),
         title="Convergence of the owners' values",
         told=f"Line chart; {last}.",
-        caption="Width of the owners' intervals had the valuation stopped earlier, replayed from the bank. What remains at the end is the spread over the target's records, which no further retraining narrows.",
+        caption="Width of the owners' intervals had the valuation stopped earlier, replayed from the bank. What remains at the end is the spread over the target's records and the seeds, which no further coalition narrows.",
         height=2.6,
     )
 

@@ -1,12 +1,14 @@
 """Depth of forgetting and ripples, as the engineer's part of an audit report shows them.
 
 Both are measured once per audit, at sizes that can afford it, and kept as rows under salted ids (`unlearning.engineering`). They
-explain a verdict and never change it.
+explain a verdict and never change it. Most of it is not defined for the mean of several models: of an ensemble the logit lens is shown
+by constituent (`OfEnsemble`), and each other measure's place says why it is empty.
 """
 
 from dataclasses import dataclass
 
 from pipelines.reports.errors import ReportError
+from pipelines.reports.parts import NotAvailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,19 @@ class TieRow:
     """Mean r within targets."""
     first: float | None
     """R after the first step alone, where a high r of gradients is a tautology."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieGap:
+    """How much better a tie by gradient foretells the damage than another tie does, in the same resamples of targets."""
+
+    gradient: str
+    other: str
+    gap: float | None
+    """r of the one less r of the other; None where one has no coefficient."""
+    low: float
+    """Lower end of the 95 % interval of the difference."""
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +96,9 @@ class ModuleRow:
     """Rise of the loss by neighbour distance that goes away when this part's change alone is taken back."""
     facts: tuple[float, ...]
     """Share of the people's own facts that are no longer answered when this part's change alone is applied."""
+    facts_low: tuple[float, ...]
+    """Lower ends of the 95 % Wilson intervals, one person one trial; empty in reports of before."""
+    facts_high: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +112,8 @@ class Engineering:
     reached: int
     """Targets whose loss came up to gold's when pushed alone."""
     ties: tuple[TieRow, ...]
+    gaps: tuple[TieGap, ...]
+    """Gradients against representations and words, differences; empty in reports of before."""
     neighbours: tuple[Neighbour, ...]
     points: tuple[RipplePoint, ...]
     distances: tuple[str, ...]
@@ -112,3 +132,42 @@ class Engineering:
         for row in self.modules:
             if {len(row.applied), len(row.reverted), len(row.facts)} != {len(self.distances)}:
                 raise ReportError(f"module {row.module} has not {len(self.distances)} distances")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LensRange:
+    """Logit lens of a model's constituents, each read by its own head: over constituents, layer by layer, nats per token."""
+
+    model: str
+    constituents: int
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    """The constituent that knows least."""
+    high: tuple[float, ...]
+    """The constituent that knows most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undefined:
+    """A measure that an audit has not, with the reason."""
+
+    what: str
+    why: NotAvailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfEnsemble:
+    """What is shown in place of depth and ripple where a model is the mean of several models' probabilities."""
+
+    layers: int
+    """Of each constituent."""
+    questions: int
+    lens: tuple[LensRange, ...]
+    undefined: tuple[Undefined, ...]
+
+    def __post_init__(self) -> None:
+        if not self.undefined:
+            raise ReportError("an ensemble's report says what is not defined for it; got nothing")
+        for one in self.lens:
+            if any(len(part) != self.layers for part in (one.mean, one.low, one.high)):
+                raise ReportError(f"lens of {one.model} has not {self.layers} layers")

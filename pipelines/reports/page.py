@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 from pipelines.reports import charts, drawings, headline, numbers
 from pipelines.reports.audit import Audit, Rate, TierRow
+from pipelines.reports.engineering import OfEnsemble
 from pipelines.reports.influence import Influence, Judged, limited
 from pipelines.reports.model import LossCurve, ReportData, Valuation
 from pipelines.reports.owners import Worth
@@ -78,6 +79,7 @@ def environment() -> "Environment":
         binary=numbers.binary,
     )
     environment.tests["missing"] = lambda value: isinstance(value, NotAvailable)
+    environment.tests["of_ensemble"] = lambda value: isinstance(value, OfEnsemble)
     environment.globals["places"] = headline.estimate_places
     return environment
 

@@ -84,7 +84,7 @@ def publish(site: "Site", batch: Batch) -> Published:
         release=_release(site, requests, audit["verdict"]),
         copies=_copies(site, requests),
         evidence=read_evidence(folder, audit["entry"]),
-        engineering=read_engineering(folder),
+        engineering=read_engineering(folder, site.config.training.shards),
         versions=_versions(folder),
         reviews=audit_review.kept(_paths(site, audit["batch"])[1]),
     )

@@ -5,7 +5,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
-from pipelines.steps import foundation
+from pipelines.steps import foundation, increments
 from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import open_ledger
 from pipelines.steps.pricing import price_list
@@ -29,7 +29,7 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
 
     Args:
         site: The open home.
-        retrain: How many coalitions to train again from the committed seed, the smallest ones first.
+        retrain: How many coalitions to train again, the smallest ones first, each under every committed seed.
         buyer: For which buyer; "" for the one of [target] and [pricing].
 
     Returns:
@@ -44,6 +44,8 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     valued, values = latest(site.home.results, "owner_values"), latest(site.home.results, "values")
     if valued is None or values is None:
         raise DisputeError("nothing was valued in this home yet: dataworth run")
+    if "seeds" not in valued.values:
+        raise DisputeError("these values were made before errors contained the spread over seeds: dataworth run makes them anew; what was paid by them stays, corrections are entries of the ledger")  # fmt: skip
     part = 1 + names_in(valued).index(buyer) if buyer in names_in(valued) else 0
     valued, values = seen_by(valued, buyer), seen_by(values, buyer)
     log = open_ledger(site)
@@ -85,43 +87,48 @@ def _base(site: "Site", valued: Any) -> list[Finding]:
 
 
 def _bank(site: "Site", valued: Any, part: int) -> Finding:
-    """Whether the losses on disk are those that the run's result names."""
-    from valuation.bank import load_utilities
+    """Whether the losses on disk are those that the run's result names, under the seeds of the committed plan."""
+    from pipelines.steps.valuation import value_seeds
+    from valuation.bank import load_seeds
     from valuation.errors import UtilityError
 
+    folder = site.home.runs / valued["run"]
     try:
-        found = load_utilities(site.home.runs / valued["run"], part)
+        found = load_seeds(folder, part)
     except UtilityError as error:
         return ("bank", False, str(error))
-    guess = 0 if found.predicted_C is None else int(found.predicted_C.sum())
-    said = f", {guess} of them predicted from the others" if guess else ""
-    return ("bank", True, f"{len(found.coalitions_C)} coalitions of {len(found.groups)} lots{said}")
+    plan, run = increments.plan_of_seeds(site, valued), load_run(folder / "run.json")
+    seeds = [run.seed, *run.config.extra.get("seeds", ())]
+    guess = 0 if found[0].predicted_C is None else int(found[0].predicted_C.sum())
+    said = f"{len(found[0].coalitions_C)} coalitions of {len(found[0].groups)} lots{f', {guess} of them predicted from the others' if guess else ''}, seeds {', '.join(map(str, seeds))}"
+    if seeds != value_seeds(plan) or len(found) != len(seeds) or seeds != valued["seeds"]:
+        return ("bank", False, f"{said}; the plan's are {', '.join(map(str, value_seeds(plan)))}")  # fmt: skip
+    return ("bank", True, said)
 
 
 def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
-    """Shapley values from the bank, and owners' shares of them, against the published integers."""
+    """Shapley values from the bank, means over its seeds, and owners' shares of them, with their errors, against the published integers."""
     import numpy as np
 
     from pipelines.steps.pricing import owners_of
-    from valuation import exact_shapley, sample_orders, sampled_shapley, to_nano
-    from valuation.bank import load_utilities
-    from valuation.intervals import GroupValues, value_rows
+    from valuation import sample_orders, sampled_with_interval, shapley_with_interval, to_nano
+    from valuation.bank import load_seeds, losses_by_seed
+    from valuation.intervals import value_rows
 
-    bank = load_utilities(site.home.runs / valued["run"], part)
-    num, utility = len(bank.groups), dict(zip(bank.coalitions_C.tolist(), bank.record_utility_CQ, strict=True))  # fmt: skip
+    banks = load_seeds(site.home.runs / valued["run"], part)
+    num, nll, tokens_Q = len(banks[0].groups), losses_by_seed(banks), banks[0].tokens_Q
     if valued["method"] in ("shapley.exact", "shapley.updated"):
-        values_n = exact_shapley(utility, num).sum(axis=1)
+        group = shapley_with_interval(np.stack([nll[m] for m in range(1 << num)], axis=1), tokens_Q)
     else:
         plan = latest(site.home.results, "evaluation_plan")
         assert plan is not None, "values were made under a plan"
         orders = sample_orders(
             num, site.size.permutations, np.random.default_rng(plan["seeds"]["orders"])
         )
-        values_n = sampled_shapley(utility, orders)[0].sum(axis=1)
-    nothing_n = np.zeros(num)
-    group = GroupValues(values_n, nothing_n, values_n, values_n, 0.0, 0.0, valued["target_records"], 0.95, valued["method"])  # fmt: skip
-    lot_rows = to_nano(value_rows(group, bank.groups, target="target_value"))
+        group = sampled_with_interval(nll, tokens_Q, orders)
+    lot_rows = to_nano(value_rows(group, banks[0].groups, target="target_value"))
     made = {("lot", row.subject_id): row.value_nano for row in lot_rows}
+    errors = {row.subject_id: (row.se_nano, row.ci_low_nano, row.ci_high_nano) for row in lot_rows}
     made |= {("owner", row.subject_id): row.value_nano for row in owners_of(valued, lot_rows).rows}
     published = {
         (row["subject_kind"], row["subject_id"]): row["value_nano"]
@@ -129,12 +136,19 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
     }
     # A nano of slack: sums of floats may be rounded differently by another processor.
     wrong = [name for name in made.keys() | published.keys() if abs(made.get(name, 10**18) - published.get(name, -(10**18))) > 1]  # fmt: skip
-    said = f"{num} lots and {len(made) - num} owners recomputed from the bank"
+    # The lower end is what an uncertainty-aware rule pays by, so errors are recomputed as well: of lots, which owners' shares follow.
+    lots = table.filter(table["subject_kind"] == "lot").iter_rows(named=True)
+    for row in lots:
+        stated = (row["se_nano"], row["ci_low_nano"], row["ci_high_nano"])
+        again = errors.get(row["subject_id"], (None,) * 3)
+        if any(a is None or b is None or abs(a - b) > 2 for a, b in zip(again, stated, strict=True)):  # fmt: skip
+            wrong.append(("error", f"{row['subject_id']}'s standard error or interval"))
+    said = f"{num} lots and {len(made) - num} owners recomputed from the bank of {len(banks)} seeds, with the lots' errors"
     return ("values", not wrong, said + (f"; {wrong[0][1]} differs" if wrong else ""))
 
 
 def _again(site: "Site", directory: "Path", count: int) -> list[Finding]:
-    """Train the smallest coalitions again, with the committed seed, data and settings."""
+    """Train the smallest coalitions again, under each committed seed, with the committed data and settings."""
     from provenance.canonical import parse_json
     from valuation.bank import ORDER
     from valuation.proxy import retrain
@@ -146,7 +160,8 @@ def _again(site: "Site", directory: "Path", count: int) -> list[Finding]:
             "with this version gives other losses: bank, values and prices are recomputed without --retrain, coalitions by the code that "
             "run.json names under versions; dataworth run values anew"
         )
-    result = parse_json((directory / "result.json").read_bytes())["coalitions"]
+    document = parse_json((directory / "result.json").read_bytes())
+    result = document["coalitions"]
     chosen = sorted(result, key=lambda name: (result[name]["tokens"], int(name)))[:count]
     folder = site.home.runs / f"dispute-{directory.name}"
     folder.mkdir(exist_ok=True)
@@ -157,14 +172,17 @@ def _again(site: "Site", directory: "Path", count: int) -> list[Finding]:
         retrain(
             dataclasses.replace(run, config=dataclasses.replace(run.config, extra=extra)), folder
         )
-        again = parse_json((folder / "result.json").read_bytes())["coalitions"]
+        repeated = parse_json((folder / "result.json").read_bytes())
     finally:
         shutil.rmtree(folder)
+    seeds = {str(run.seed): (result, repeated["coalitions"])}
+    seeds |= {seed: (told, repeated["seeds"][seed]) for seed, told in document.get("seeds", {}).items()}  # fmt: skip
     return [
         (
-            f"coalition {name}",
-            again[name]["losses_digest"] == result[name]["losses_digest"],
+            f"coalition {name}, seed {seed}",
+            again[name]["losses_digest"] == told[name]["losses_digest"],
             f"trained again: {again[name]['tokens']} tokens, losses {again[name]['losses_digest'][:16]}",
         )
         for name in chosen
+        for seed, (told, again) in seeds.items()
     ]

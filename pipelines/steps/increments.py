@@ -53,8 +53,8 @@ class Grown:
     """Run of the last full computation; "" where this is one, or the same game again."""
     first: int | None = None
     """Its lots, which are the first of these."""
-    seed: int | None = None
-    """Its seed."""
+    seeds: tuple[int, ...] = ()
+    """Its seeds; none where they are those of the plan."""
     share: tuple[int, int] | None = None
     """What a coalition trains on: a of each b of its tokens."""
     before: tuple[str, ...] = ()
@@ -112,13 +112,13 @@ def grown(
         return Grown(cut(valued_N, site.size.groups), why)
     last = latest(site.home.results, "owner_values")
     assert last is not None, "a full computation was found"
-    banks, seed = tuple(dict.fromkeys((run.name, last["run"]))), _document(run)["seed"]
+    banks, seeds = tuple(dict.fromkeys((run.name, last["run"]))), tuple(last["seeds"])
     if not kinds:
         # The same game, and where the tokens are the same too, the same run.
-        return Grown(_joined(lot_N, tokens_N, personal_N, first, None), f"nothing came since {run.name}", seed=seed, before=banks)  # fmt: skip
+        return Grown(_joined(lot_N, tokens_N, personal_N, first, None), f"nothing came since {run.name}", seeds=seeds, before=banks)  # fmt: skip
     lots = _joined(lot_N, tokens_N, personal_N, first, cut(new_N, kinds))
     said = f"lots added to the {first} of {run.name}: {kinds}, of {int(new_N.sum())} records that came since"
-    return Grown(lots, said, run.name, first, seed, share, banks)
+    return Grown(lots, said, run.name, first, seeds, share, banks)
 
 
 def adopt(site: "Site", directory: Path, found: Grown, coalitions: list[int]) -> None:
@@ -135,22 +135,27 @@ def adopt(site: "Site", directory: Path, found: Grown, coalitions: list[int]) ->
 
 
 def told(
-    site: "Site", target: "Result", directory: Path, found: Grown, lots_file: Path
+    site: "Site", target: "Result", directory: Path, found: Grown, lots_file: Path, plan: str
 ) -> dict[str, Any]:
-    """What the result of the values keeps: counts, and what the next delivery goes on from."""
+    """What the result of the values keeps: counts of trainings and coalitions, and what the next delivery goes on from."""
     bank = directory / "bank"
     trained = parse_json((directory / "result.json").read_bytes())
-    names = [path.name for path in bank.glob("*.npz") if path.stem.split("-")[0] in trained["coalitions"]]  # fmt: skip
     earlier = [site.home.runs / source / "bank" for source in found.before if source != directory.name]  # fmt: skip
-    reused = sum(any(_key(bank / name) == _key(folder / name) for folder in earlier) for name in names)  # fmt: skip
+    taken: dict[str, list[bool]] = {
+        mask: [] for mask in trained["coalitions"]
+    }  # of each seed's file
+    for path in bank.glob("*.npz"):
+        if (mask := path.stem.split("-")[0]) in taken:
+            taken[mask].append(any(_key(path) == _key(folder / path.name) for folder in earlier))
+    reused = sum(all(files) for files in taken.values())
     possible = 1 << len(found.lots.ids)
     document = _document(directory)
     tokens = int(found.lots.tokens_K.sum())
     most = document["steps"] * site.size.rows * site.size.length
     return {
-        "full": found.full or directory.name, "file": str(lots_file.relative_to(site.home.path)) if not found.full else _told_before(site)["file"],
+        "plan": _told_before(site)["plan"] if found.seeds else plan, "full": found.full or directory.name, "file": str(lots_file.relative_to(site.home.path)) if not found.full else _told_before(site)["file"],
         "share": list(found.share or (min(tokens, most), tokens)), "settings": _settings(site, target), "why": found.why,
-        "calls": len(names) - reused, "reused": reused, "possible": possible, "predicted": possible - len(trained["coalitions"]),
+        "calls": len(taken) - reused, "trainings": sum(not one for files in taken.values() for one in files), "reused": reused, "possible": possible, "predicted": possible - len(trained["coalitions"]),
     }  # fmt: skip
 
 
@@ -165,8 +170,14 @@ def facts(owner_values: "Result") -> dict[str, Any]:
 def counts(owner_values: "Result") -> dict[str, int]:
     """Utility calls as an asset's page shows them."""
     update = owner_values.values.get("update", {})
-    names = {"calls": "utility calls", "reused": "found in the bank", "predicted": "predicted", "possible": "coalitions of all lots"}  # fmt: skip
+    names = {"calls": "utility calls", "trainings": "trainings, over all seeds", "reused": "found in the bank", "predicted": "predicted", "possible": "coalitions of all lots"}  # fmt: skip
     return {said: update[name] for name, said in names.items() if name in update}
+
+
+def plan_of_seeds(site: "Site", owner_values: "Result") -> dict[str, Any]:
+    """The committed plan whose seeds the coalitions were trained under: the newest, or that of the computation that is gone on from."""
+    digest = owner_values["update"]["plan"]
+    return dict(parse_json((site.home.path / f"plans/{digest}.json").read_bytes()))
 
 
 def sentence(owner_values: "Result") -> str:
@@ -175,7 +186,7 @@ def sentence(owner_values: "Result") -> str:
     if update is None:
         return "made by an earlier version, which trained every coalition"
     if update["full"] == owner_values["run"]:
-        return f"computed in full, {update['calls']} trainings: {update['why']}"
+        return f"computed in full, {update['trainings']} trainings: {update['why']}"
     guess = f"{update['predicted']} predicted, with their error in the intervals" if update["predicted"] else "none predicted"  # fmt: skip
     return (
         f"updated: {update['why']}; of {update['possible']} coalitions {update['calls']} trained now, {update['reused']} found in the bank, {guess}"
@@ -239,7 +250,7 @@ def _settings(site: "Site", target: "Result") -> str:
     size = site.size
     return digest_of(
         {
-            "proxy": asdict(size.proxy), "budget": [size.proxy_tokens, size.rows, size.length, size.warmup, size.groups], "lr": size.lr,
+            "proxy": asdict(size.proxy), "budget": [size.proxy_tokens, size.rows, size.length, size.warmup, size.groups, size.value_seeds], "lr": size.lr,
             "target": target["value_digest"], "buyers": [target["buyers"][name]["digest"] for name in names_in(target)],
             "code": code_digest(_CODE), "lock": lock_digest(), "hardware": hardware_digest(), **base_inputs(site),
         }

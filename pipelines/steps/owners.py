@@ -124,17 +124,18 @@ class Bank:
         import numpy as np
 
         from valuation import sample_orders
-        from valuation.bank import load_utilities
+        from valuation.bank import load_seeds, losses_by_seed
+        from valuation.completion import added_variance
 
         self.folder = site.home.runs / owner_values["run"]
-        found = load_utilities(self.folder)
-        self.num = len(found.groups)
-        self.tokens_Q = found.tokens_Q
-        self.nll = dict(zip(found.coalitions_C.tolist(), found.nll_CQ, strict=True))
+        found = load_seeds(self.folder)
+        self.num = len(found[0].groups)
+        self.tokens_Q = found[0].tokens_Q
+        self.nll = losses_by_seed(found)
         self.tokens_OK = np.array([row["tokens"] for row in owner_values["owners"]], np.int64)
         self.generator = np.random.default_rng(plan["seeds"]["orders"])
         self.orders = None
-        self.predicted_C, self.variance_K = found.predicted_C, found.variance_K
+        self.predicted_C, self.variance_K = found[0].predicted_C, added_variance(found)
         if owner_values["method"] not in ("shapley.exact", "shapley.updated"):
             self.orders = sample_orders(self.num, site.size.permutations, self.generator)
 
@@ -171,7 +172,7 @@ class Bank:
 
     @functools.cached_property
     def gains(self) -> tuple[Any, Any]:
-        """Gain of each lot on each target record, and its variance over orders."""
+        """Gain of each lot on each target record under each seed, and its variance over orders."""
         from valuation import lot_gains
 
         gains_KQ, variance_K = lot_gains(self.nll, self.num, self.orders, self.tokens_Q)

@@ -117,24 +117,30 @@ def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
         run: Name of the run that trained the coalitions.
 
     Returns:
-        `proxy` and `transfer` in words, `proxy_digest`, `base` where coalitions went on from one (the root of its state), and, where it was measured, the record as `transfer_record`.
+        `proxy` (with the seeds of its trainings, and what errors cover) and `transfer` in words, `proxy_digest`, `seeds`, `base` where coalitions went on
+        from one (the root of its state), and, where it was measured, the record as `transfer_record`.
 
     Raises:
         EvaluationError: The configured transfer file can't be read.
     """
+    from valuation.seeds import spread_words
     from valuation.transfer import NOT_MEASURED, proxy_digest, read_transfers
 
     document = parse_json((site.home.runs / run / "run.json").read_bytes())
     digest, model = proxy_digest(document), document["config"]["model"]
     path = site.config.pricing.transfer
     found = read_transfers(site.home.path / path).get(digest) if path else None
-    said = f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, settings {digest}"
     base = {"base": document["init_root"]} if document["init_root"] != "none" else {}
-    if base:
-        said += f", on top of the base model with root {base['base']}"
+    seeds = [document["seed"], *document["config"]["extra"].get("seeds", ())]
+    said = (
+        f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, "
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} (errors {spread_words(len(seeds))}), settings {digest}"
+        + (f", on top of the base model with root {base['base']}" if base else "")
+    )
     facts = {
         **base,
         "proxy": said,
+        "seeds": seeds,
         "proxy_digest": digest,
         "transfer": found.sentence if found else NOT_MEASURED,
     }

@@ -131,6 +131,10 @@ def evaluation_plan(site: "Site", commitment: "Result", target: "Result") -> Mad
         "seeds": {
             name: seed(name)
             for name in ("train", "proxy", "orders", "unlearn", "audit", "gold-2", "gold-3")
+        }
+        | {
+            name: seed(name)
+            for name in (f"proxy-{number}" for number in range(2, site.size.value_seeds + 1))
         },
         "seed_rule": rule,
         "values": "all coalitions of lots by seeds.proxy; after a delivery, lots, seed and share of tokens are those of the full computation that is gone on "

@@ -158,6 +158,8 @@ def _owners(site: "Site") -> tuple[OwnerRow, ...]:
 
 
 def _valuation(values: "Result", plan: "Result") -> Valuation:
+    from valuation.seeds import spread_words
+
     groups = tuple(
         GroupValue(
             group=group["id"], owners=tuple(group["owners"]),
@@ -169,7 +171,7 @@ def _valuation(values: "Result", plan: "Result") -> Valuation:
         method=values["method"], target="target_value", num_coalitions=values["coalitions"], groups=groups,
         loss_without=Estimate(value=values["loss_empty"]), loss_with=Estimate(value=values["loss_all"]), plan_digest=plan["digest"],
         notes=(
-            "Intervals are over the target's records; the spread over training seeds is not in them.",
+            f"Standard errors and intervals are {spread_words(len(values['seeds']))}.",
             "Copies are left out of every coalition, so that a copier earns nothing.",
             "The players are lots of records in order of time and content; an owner gets its share of tokens in each, whatever its names.",
             *foundation.told(plan),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.anatomy import engineering_settings
 from pipelines.erasure.batches import BATCH_FILE
-from pipelines.erasure.choosing import CORE_SETS, CORE_SHARE, EXACT, asked_method, known
+from pipelines.erasure.choosing import EXACT, asked_method, known
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.requests import Request, RequestError, advance, matching, pending
 from pipelines.runs import Job, digest_of, prepare_on, relative, started, versions_of
@@ -19,6 +19,7 @@ from pipelines.steps.erasure_receipts import erasure_receipts
 from pipelines.steps.ledger import corpus_keys, enter, open_ledger
 from pipelines.steps.sealing import listed, record_lines, seal_records
 from pipelines.steps.sharded import SHARDED, refuse_others, train_ensemble
+from pipelines.steps.swept import retained_mixture, settings_in_run, swept
 from pipelines.steps.tables import records
 from pipelines.steps.training import finished, model_job
 from provenance import jcs, write_atomic
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
-UNLEARN_LR = "0.001"
-"""Peak rate of a method that no sweep has looked at (`unlearning.methods.settings.SWEPT`)."""
-NPO_ENTRY = "unlearning.methods.npo:run"
 NO_REQUEST = "no erasure request names a record of this corpus version"
 
 
@@ -216,15 +214,10 @@ def method_inputs(site: "Site", erasure: "Result") -> dict[str, Any]:
     method = method_of(site, erasure)
     rank = adapters_of(site, method)
     adapters = {"lora_rank": rank} if rank else {}
-    rate, settings = swept(method)
-    return {"method": method, "steps": site.size.unlearn_steps, "lr": rate} | settings | adapters
-
-
-def swept(method: str) -> tuple[str, dict[str, str]]:
-    """A method's rate and the settings in which it differs from its published defaults, chosen on validation people where a sweep was run."""
-    from unlearning.methods.settings import SWEPT
-
-    return SWEPT.get("npo" if method in CORE_SETS else method, (UNLEARN_LR, {}))
+    chosen = swept(method)
+    return {
+        "method": method, "steps": site.size.unlearn_steps, "lr": chosen.rate, **chosen.settings, **chosen.recipe, **adapters
+    }  # fmt: skip
 
 
 def method_of(site: "Site", erasure: "Result") -> str:
@@ -250,17 +243,6 @@ def adapters_of(site: "Site", method: str) -> int:
     return 0 if method in (EXACT, SHARDED) else rank
 
 
-def settings_in_run(method: str) -> tuple[str, dict[str, Any]]:
-    """Entry of an approximate method's run, and what its `extra` says of the method."""
-    entry, settings = "unlearning.methods.objective:run", swept(method)[1]
-    if method == "npo":
-        return NPO_ENTRY, {**settings}
-    if method in CORE_SETS:
-        part = {"core_set": CORE_SHARE, "core_choice": CORE_SETS[method]}
-        return entry, {"method": "npo", **part, "settings": settings}
-    return "unlearning.methods.edits:run" if method in EDITS else entry, {"method": method}
-
-
 def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> dict[str, Any]:
     """What a method changes of the recipe: its entry, its steps and what it starts from."""
     if (
@@ -275,7 +257,7 @@ def _how(site: "Site", erasure: "Result", checkpoint: "Result", method: str) -> 
     entry, own = settings_in_run(method)
     extra |= own
     how = {
-        "entry": entry, "steps": site.size.unlearn_steps, "lr": swept(method)[0], "init": site.home.path / checkpoint["checkpoint"],
+        "entry": entry, "steps": site.size.unlearn_steps, "lr": swept(method).rate, "init": site.home.path / checkpoint["checkpoint"],
         "init_root": checkpoint["root"], "extra": extra,
     }  # fmt: skip
     if rank := adapters_of(site, method):
@@ -304,9 +286,13 @@ def unlearned_checkpoint(
         _enter_all(site, erasure, "unlearned")
         name = "sharded retraining" if method == SHARDED else method
         return values["root"], values | {"method": name, "method_name": method, "skipped": ""}
+    share = swept(method).recipe.get("neighbours", "0")
+    repeats = (
+        retained_mixture(site, tokens, training_plan, erasure, share) if float(share) else None
+    )
     job = model_job(
         site, plan, training_plan, kind="unlearn", seed=plan["seeds"]["unlearn"], excluded=site.home.path / erasure["excluded"],
-        **_how(site, erasure, checkpoint, method),
+        repeats=repeats, **_how(site, erasure, checkpoint, method),
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "test_digest")
     started(site, directory, plan)
@@ -336,7 +322,7 @@ def audit_inputs(site: "Site", erasure: "Result", models: Mapping[str, "Result"]
     roots = {name: model.data_version for name, model in models.items()}
     return {
         "models": roots, "lookalikes": lookalikes_digest(site), "batch": erasure["batch"], "attack_steps": list(site.size.attack_steps),
-        "secondary": site.size.secondary, "size": site.size.name, **engineering_settings(site.size, site.config.training.shards),
+        "secondary": site.size.secondary, "size": site.size.name, **engineering_settings(site.size),
     }  # fmt: skip
 
 
@@ -358,7 +344,7 @@ def robustness_audit(
         },
         "sealed": _sealed_paths(site, erasure, anywhere), "retained": {"file": relative(retained, anywhere)},
         "tokenizer": relative(site.home.tokenizer_path, anywhere), "derived_subgroups": True,
-        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary), **engineering_settings(site.size, site.config.training.shards),
+        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary), **engineering_settings(site.size),
         "ledger": _known(site, [models["original"]["root"], models["unlearned"]["root"], *(gold["root"] for gold in models["gold"]["golds"])]),
     }  # fmt: skip
     if (lookalikes := lookalikes_of(site)) is not None:

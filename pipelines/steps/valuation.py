@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,12 @@ from pipelines.steps.buyers import names_in
 from pipelines.steps.increments import remade_bank
 from pipelines.steps.pricing import enter_rule, entity_inputs
 from pipelines.steps.tables import records, token_store, write_table
+from pipelines.steps.worth import entity_names, told, worth
 from provenance import write_atomic
 
 if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
-    from valuation import GroupValues
-    from valuation.bank import Utilities
-    from valuation.entities import Holdings
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
@@ -206,10 +203,17 @@ def owner_values_inputs(
     """What the owners' values depend on."""
     return influence_inputs(site, tokens, target, plan) | {
         "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
-        "permutations": site.size.permutations, "licences": sorted(accepted_licences(site)), **entity_inputs(site),
+        "permutations": site.size.permutations, "seeds": value_seeds(plan), "licences": sorted(accepted_licences(site)), **entity_inputs(site),
         **({"update": site.config.values.update} if site.config.values.update != "sampled" else {}),
         **({"buyers": {name: target["buyers"][name]["digest"] for name in names_in(target)}} if names_in(target) else {}),
     }  # fmt: skip
+
+
+def value_seeds(plan: "Result | dict[str, Any]") -> list[int]:
+    """The committed seeds that every coalition is trained under, the proxy's own first; as many as the plan names."""
+    seeds = plan["seeds"]
+    further = (f"proxy-{number}" for number in range(2, len(seeds) + 1))
+    return [seeds["proxy"], *(seeds[name] for name in further if name in seeds)]
 
 
 def accepted_licences(site: "Site") -> set[str]:
@@ -281,11 +285,12 @@ def owner_values(
     import polars as pl
 
     from valuation import coalitions_needed, sample_orders
-    from valuation.bank import ORDER, load_utilities
+    from valuation.bank import ORDER, load_seeds
 
     size = site.size
     cut = _cut_lots(site, corpus, tokens, target)
     frame, lots, held, grown = cut["frame"], cut["lots"], cut["holdings"], cut["grown"]
+    seeds = list(grown.seeds) or value_seeds(plan)
     num = len(lots.ids)
     orders, generator = None, np.random.default_rng(plan["seeds"]["orders"])
     if num > EXACT_GROUPS:
@@ -313,13 +318,13 @@ def owner_values(
     anywhere = site.home.runs / "any"
     steps = -(-size.proxy_tokens // (size.rows * size.length))
     job = Job(
-        kind="proxy", entry="valuation.proxy:retrain", network=size.proxy, steps=steps, seed=plan["seeds"]["proxy"] if grown.seed is None else grown.seed,
+        kind="proxy", entry="valuation.proxy:retrain", network=size.proxy, steps=steps, seed=seeds[0],
         excluded=copies if not cut["first_N"].all() else None,
         extra={
             "groups": relative(groups_file, anywhere), "target": relative(site.home.path / target["value_folder"], anywhere),
             "target_digest": target["value_digest"], "jobs": cores() if site.size.world > 1 else 1, "order": ORDER,
             "lots": [relative(lots_file, anywhere), name],
-            **_other_targets(site, target), **grown.extra,
+            **({"seeds": seeds[1:]} if seeds[1:] else {}), **_other_targets(site, target), **grown.extra,
         },
         **foundation.start(site, corpus["version"]),
     )  # fmt: skip
@@ -330,31 +335,22 @@ def owner_values(
     increments.adopt(site, directory, grown, coalitions)
     run(directory, 1)
     names = names_in(target)
-    banks = [load_utilities(directory, part) for part in range(1 + len(names))]
+    banks = [load_seeds(directory, part) for part in range(1 + len(names))]
     values = {
         # Reports and disputes read the lots again: without them the values are to be made again, from the same bank.
         "files": [str(path.relative_to(site.home.path)) for path in (directory / "bank", groups_file, lots_file)],
-        "run": directory.name, "coalitions": len(coalitions), "held_back": cut["held_back"],
-        "update": increments.told(site, target, directory, grown, lots_file),
-        **_worth(site, banks[0], cut, orders), **({"remade": remade} if remade else {}),
+        "run": directory.name, "coalitions": len(coalitions), "seeds": seeds, "held_back": cut["held_back"],
+        "update": increments.told(site, target, directory, grown, lots_file, plan["digest"]),
+        **worth(site, banks[0], cut, orders), **({"remade": remade} if remade else {}),
     }  # fmt: skip
     if site.config.pricing.split == "entity":
-        values["entity_of"] = _entity_of(site, held)
-    said: list[Any] = _told(banks[0])
+        values["entity_of"] = entity_names(site, held)
+    said: list[Any] = told(banks[0])
     if names:
         others = dict(zip(names, banks[1:], strict=True))
-        values["buyers"] = {name: _worth(site, bank, cut, orders) for name, bank in others.items()}
-        said += [[name, *_told(bank)] for name, bank in others.items()]
+        values["buyers"] = {name: worth(site, bank, cut, orders) for name, bank in others.items()}
+        said += [[name, *told(bank)] for name, bank in others.items()]
     return digest_of(said), values
-
-
-def _told(bank: "Utilities") -> list[str]:
-    """Mean loss of every coalition, in words that can be hashed."""
-    total = bank.tokens_Q.sum()
-    return [
-        f"{mask}:{float(nll_Q.sum() / total)!r}"
-        for mask, nll_Q in zip(bank.coalitions_C.tolist(), bank.nll_CQ, strict=True)
-    ]
 
 
 def _other_targets(site: "Site", target: "Result") -> dict[str, Any]:
@@ -368,69 +364,3 @@ def _other_targets(site: "Site", target: "Result") -> dict[str, Any]:
         for name in names_in(target)
     ]
     return {"others": others} if others else {}
-
-
-def _entity_of(site: "Site", held: "Holdings") -> dict[str, str]:
-    """Owner → legal entity, of the owners that there are."""
-    declared = site.config.entity_of
-    return {owner: declared[owner] for owner in held.owners if owner in declared}
-
-
-def _worth(site: "Site", bank: "Utilities", cut: Mapping[str, Any], orders: Any) -> dict[str, Any]:
-    """Values of lots and owners on one target."""
-    import numpy as np
-
-    from valuation import (
-        lot_gains,
-        owner_intervals,
-        purity,
-        sampled_with_interval,
-        shapley_with_interval,
-    )
-    from valuation.entities import merged
-
-    lots, held, num = cut["lots"], cut["holdings"], len(bank.groups)
-    tokens_OK, tokens_Q = held.tokens_OK, bank.tokens_Q
-    nll = dict(zip(bank.coalitions_C.tolist(), bank.nll_CQ, strict=True))
-    if orders is None:
-        found = shapley_with_interval(np.stack([nll[mask] for mask in range(1 << num)]), tokens_Q)
-    else:
-        found = sampled_with_interval(nll, tokens_Q, orders)
-    gains_KQ, order_variance_K = lot_gains(nll, num, orders, tokens_Q)
-    if bank.variance_K is not None:
-        order_variance_K = order_variance_K + bank.variance_K
-        found = owner_intervals(gains_KQ, np.eye(num, dtype=int), tokens_Q, order_variance_K=order_variance_K, method="shapley.updated")  # fmt: skip
-    intervals = partial(
-        owner_intervals, gains_KQ, tokens_Q=tokens_Q, order_variance_K=order_variance_K
-    )
-    pure_K = purity(tokens_OK)
-    nobody, everybody = (float(nll[mask].sum() / tokens_Q.sum()) for mask in (0, (1 << num) - 1))
-    values = {
-        "method": found.method,
-        "groups": [
-            {
-                "id": lot, "owners": [owner for row, owner in enumerate(held.owners) if tokens_OK[row, place]], "tokens": int(lots.tokens_K[place]),
-                "value": float(found.values_n[place]), "se": float(found.se_n[place]), "low": float(found.ci_low_n[place]),
-                "high": float(found.ci_high_n[place]), "purity": float(pure_K[place]), "personal": bool(lots.personal_K[place]),
-            }
-            for place, lot in enumerate(lots.ids)
-        ],
-        "owners": _holders(held, intervals(tokens_OK)),
-        "target_records": int(found.num_target_records), "loss_empty": nobody, "loss_all": everybody,
-        "efficiency_error": float(abs(found.values_n.sum() - (nobody - everybody))),
-    }  # fmt: skip
-    if site.config.pricing.split == "entity":
-        whole = merged(held, _entity_of(site, held))
-        values["entities"] = _holders(whole, intervals(whole.tokens_OK))
-    return values
-
-
-def _holders(held: "Holdings", each: "GroupValues") -> list[dict[str, Any]]:
-    """What a result tells of every owner or entity."""
-    return [
-        {
-            "id": owner, "tokens": held.tokens_OK[row].tolist(), "records": int(held.records_O[row]), "value": float(each.values_n[row]),
-            "se": float(each.se_n[row]), "low": float(each.ci_low_n[row]), "high": float(each.ci_high_n[row]),
-        }
-        for row, owner in enumerate(held.owners)
-    ]  # fmt: skip

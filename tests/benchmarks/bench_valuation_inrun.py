@@ -1,12 +1,13 @@
 """What in-run credit costs and what it misses, against the same training without it.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/bench_valuation_inrun.py [--rounds 3] [--steps 9]
+    OMP_NUM_THREADS=1 python tests/benchmarks/bench_valuation_inrun.py [--rounds 3] [--steps 9] [--rows 32 16 8]
 
-`valuation.inrun.cost`: CPU seconds of a credited step (trapezoid, target sample of one row of 128 tokens) over CPU seconds
+`valuation.inrun.cost`: CPU seconds of a credited step (trapezoid, target sample of one row of at most 128 tokens) over CPU seconds
 of `trainer.step.train_step` on the same batch. Both step by turns in this process, so that a busy machine slows both;
 the ratio of two neighbouring steps, median over steps and rounds. The model is that of the `default` size's released
-model: 4 layers, width 128, vocabulary 2048; 32 rows of 128 tokens. Smaller batches and other forms stand in the note:
-the smaller the batch, the more the target's row weighs.
+model: 4 layers, width 128, vocabulary 2048; 32 rows of 128 tokens. `valuation.inrun.cost16` and `cost8` are the same of 16 and 8
+rows: the smaller the batch, the more the target's row weighs. Notes: the target's columns, and the ratio with the target sample that
+`valuation.inrun:train` takes by itself, a row per 8 rows of the batch.
 
 `valuation.inrun.residual`: share of the true drop that a step's whole movement doesn't explain along the form,
 sum |curvature| / sum |drop| over a run of 60 AdamW steps at the pilot's learning rate, for first order and trapezoid.
@@ -35,7 +36,7 @@ from trainer.objective import LanguageModelling  # noqa: E402
 from trainer.optim import build_optimizer, learning_rate  # noqa: E402
 from trainer.spec import BatchSpec, ModelSpec, OptimSpec  # noqa: E402
 from trainer.step import train_step  # noqa: E402
-from valuation.inrun import credited_steps, target_sample  # noqa: E402
+from valuation.inrun import TARGET_SHARE, credited_steps, target_sample  # noqa: E402
 
 MODEL = ModelSpec(
     vocab_size=2048, num_layers=4, dim=128, num_heads=4, num_kv_heads=2, ffn_dim=352, tied=True
@@ -64,12 +65,12 @@ def plain_steps(plan, steps):
         )
 
 
-def paired(folder, rows, steps, rounds, forms=("trapezoid",)):
+def paired(folder, rows, steps, rounds, forms=("trapezoid",), target_rows=1):
     """Ratios of the CPU seconds of credited and plain steps, taken by turns, and a plain step's seconds."""
     plan = BatchPlan(
         TokenStore.open(folder / "tokens"), 0, BatchSpec(rows=rows, length=BATCH.length)
     )
-    target = target_sample(TokenStore.open(folder / "target"), 0, 1, BATCH.length, 8)
+    target = target_sample(TokenStore.open(folder / "target"), 0, target_rows, BATCH.length, 8)
     ratios, plain_s = [], []
     for _ in range(rounds):
         plain = plain_steps(plan, steps)
@@ -87,30 +88,30 @@ def paired(folder, rows, steps, rounds, forms=("trapezoid",)):
 
 
 def main():
-    """Both figures."""
+    """All figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--rows", type=int, nargs="*", default=[32, 16, 8], choices=[32, 16, 8])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus(folder / "tokens")
         corpus(folder / "target", count=60, seed=1)
-        ratios, plain_s = paired(folder, 32, arguments.steps, arguments.rounds)
-        others = {
-            label: round(statistics.median(paired(folder, rows, arguments.steps, 1, forms)[0]), 2)
-            for label, rows, forms in (
-                ("16 rows", 16, ("trapezoid",)), ("8 rows", 8, ("trapezoid",)), ("second, 16 rows", 16, ("second",)),
-            )
-        }  # fmt: skip
-        ratio, quarters = statistics.median(ratios), statistics.quantiles(ratios)
-        figures.record(
-            "bench.jsonl", "valuation.inrun.cost", packages=("torch", "numpy"),
-            what="CPU seconds of a step with in-run credit over a plain training step", unit="ratio", kind="requirement",
-            bar="ratio <= 1.35", holds=ratio <= 1.35, value=round(ratio, 3), spread=[round(quarters[0], 3), round(quarters[2], 3)],
-            n=len(ratios), seeds=[1], command=COMMAND, plain_s=round(plain_s, 4), parameters=num_parameters(fresh()),
-            note=f"32 rows of 128, target sample of 1 row; medians elsewhere: {others}",
-        )  # fmt: skip
+        sample = target_sample(TokenStore.open(folder / "target"), 0, 1, BATCH.length, 8)
+        width = sample[0].tokens_BT.shape[1]
+        for rows in arguments.rows:
+            steps = arguments.steps * (32 // rows)
+            ratios, plain_s = paired(folder, rows, steps, arguments.rounds)
+            share = paired(folder, rows, steps, 1, target_rows=rows // TARGET_SHARE)[0]
+            ratio, quarters = statistics.median(ratios), statistics.quantiles(ratios)
+            figures.record(
+                "bench.jsonl", f"valuation.inrun.cost{'' if rows == 32 else rows}", packages=("torch", "numpy"),
+                what=f"CPU seconds of a step of {rows} rows with in-run credit over a plain training step", unit="ratio", kind="requirement",
+                bar="ratio <= 1.35", holds=ratio <= 1.35, value=round(ratio, 3), spread=[round(quarters[0], 3), round(quarters[2], 3)],
+                n=len(ratios), seeds=[1], command=COMMAND, plain_s=round(plain_s, 4), parameters=num_parameters(fresh()),
+                note=f"{rows} rows of 128, target sample of 1 row of {width} columns; with {rows // TARGET_SHARE} rows: {statistics.median(share):.2f}",
+            )  # fmt: skip
         plan = BatchPlan(TokenStore.open(folder / "tokens"), 0, BatchSpec(rows=8, length=128))
         sample = target_sample(TokenStore.open(folder / "target"), 0, 8, BATCH.length, 8)
         books = [

@@ -1,7 +1,7 @@
 """What low-rank adapters do to forgetting: `make accept STUDY=unlearning-adapters`.
 
-Home, people and gold model of `unlearning-sweep` (which makes them if need be, without its sweep). NPO by the graph's recipe, with the
-graph's beta and rate: all weights, adapters of rank 16 and of rank 4, three seeds each. Of every model: who is given away when asked, by what people
+People, original and gold model of `unlearning-sweep` (made if need be, without its sweep). NPO by the graph's recipe, with the
+graph's swept numbers: all weights, adapters of rank 16 and of rank 4, three seeds each. Of every model: who is given away when asked, by what people
 stand out beneath the first answer (membership, exposure; distance from gold as in the sweep), what remains, and who
 comes back in 50 benign fine-tuning steps (rows of 16 records of people who stay, two rates, best step). Finished runs are kept.
 """
@@ -12,17 +12,18 @@ import math
 import statistics
 from hashlib import sha256
 
-import numpy as np
 import study_sweep as setting
 import torch
+import validation_corpus
 from corpora import STATE
 from figures import record
 from scipy.stats import t
 
 from provenance import jcs, write_atomic
-from unlearning.attacks.fine_tune import attacked, permuted_batches
+from unlearning.attacks.fine_tune import attacked
 from unlearning.attacks.memorised import OTHERS
 from unlearning.methods.settings import SWEPT
+from unlearning.plan import AttackPlan
 from unlearning.probes import FileTokenizer
 from unlearning.sweep import EXPOSURE, GIVEN_AWAY, MEMBERSHIP, RETAINED, Objective, Setting, Sign
 from unlearning.trials import original_outcome, share_given_away, trained_outcome
@@ -32,7 +33,6 @@ FOLDER = STATE / STUDY
 RANKS = (0, 16, 4)
 SEEDS = (0, 1, 2)
 RATES = ("0.0001", "0.001")
-STEPS, ROWS = (10, 25, 50), 16
 COMMON = setting.COMMON | {"command": f"make accept STUDY={STUDY}", "seeds": list(SEEDS)}
 
 
@@ -40,10 +40,12 @@ def study():
     """Nine runs, four figures."""
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    site, groups, lookalikes = setting.people()
-    base, own = setting.recipe(site, groups), groups["validation"]
-    given = setting.runs(base, own)
-    gold = original_outcome(setting.golden(site, given, own), FOLDER, own, strangers=lookalikes)
+    site, corpus = setting.people()
+    base, own, lookalikes = setting.recipe(site, corpus), corpus.forgotten, corpus.lookalikes
+    given = setting.runs(base, own, setting.FOLDER / "validation")
+    golden, root = validation_corpus.model_of(corpus, "gold")
+    gold_run = dataclasses.replace(given, init=str(golden), init_root=root)
+    gold = original_outcome(gold_run, FOLDER, own, strangers=lookalikes)
     signs = (
         Sign(MEMBERSHIP, gold[MEMBERSHIP], 0.5),
         Sign(EXPOSURE, gold[EXPOSURE], math.log2(OTHERS + 1)),
@@ -52,13 +54,13 @@ def study():
     one = chosen()
     tokenizer = FileTokenizer(site.home.tokenizer_path)
     length = base.config.batch.length
-    batches = benign(site, groups, tokenizer)
+    batches = setting.benign(corpus, tokenizer)
 
     def back(model):
         return {
             f"restored {rate}": max(
                 share_given_away(after, own, tokenizer, length)
-                for _, after in attacked(model, batches, rate, STEPS)
+                for _, after in attacked(model, batches, rate, AttackPlan().fine_tune_steps)
             )
             for rate in RATES
         }
@@ -103,27 +105,8 @@ def figures(rows, table, note):
 
 def chosen():
     """The graph's own numbers."""
-    rate, settings = SWEPT["npo"]
-    return Setting("npo", rate, tuple(settings.items()))
-
-
-def benign(site, groups, tokenizer):
-    """Token sequences of each attack step: records of registry people who are in neither group, in epochs of permutations."""
-    from pipelines.results import latest
-    from pipelines.steps.tables import records
-
-    gone = {one.record_id for own in groups.values() for one in own}
-    frame = records(
-        site, latest(site.home.path / "results", "corpus")["version"], "record_id", "owner", "text"
-    )
-    texts = [
-        row["text"]
-        for row in frame.iter_rows(named=True)
-        if row["owner"] == setting.OWNER and row["record_id"].hex() not in gone
-    ]
-    sequences = [(*tokenizer.encode(text)[0], tokenizer.end_of_text) for text in texts]
-    drawn = permuted_batches(range(len(sequences)), ROWS, STEPS[-1], np.random.default_rng(5))
-    return [[sequences[i] for i in batch] for batch in drawn]
+    rate, settings, recipe = SWEPT["npo"]
+    return Setting("npo", rate, tuple(settings.items()), tuple(recipe.items()))
 
 
 def paired(rows, measure):

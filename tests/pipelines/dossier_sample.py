@@ -10,6 +10,7 @@ from pipelines.reports.dossier import (
     Dossier,
     Evidence,
     Fact,
+    Forgetting,
     Leakage,
     Likeness,
     Metric,
@@ -17,18 +18,25 @@ from pipelines.reports.dossier import (
     OneRun,
     PersonRow,
     Question,
+    Recovered,
     Review,
     Scope,
+    Spent,
     Spread,
 )
 from pipelines.reports.engineering import (
     DepthCurve,
     Engineering,
+    LensRange,
     ModuleRow,
     Neighbour,
+    OfEnsemble,
     RipplePoint,
+    TieGap,
     TieRow,
+    Undefined,
 )
+from pipelines.reports.parts import NotAvailable
 from tests.pipelines.report_sample import audit, digest
 
 
@@ -46,6 +54,10 @@ def engineering() -> Engineering:
             TieRow(tie="gradient_cosine", r=0.43, low=0.21, high=0.62, within=0.37, first=0.89),
             TieRow(tie="semantic", r=None, low=-1.0, high=1.0, within=None, first=None),
         ),
+        gaps=(
+            TieGap(gradient="gradient_cosine", other="representation_cosine", gap=0.31, low=0.12, high=0.48),
+            TieGap(gradient="gradient_cosine", other="semantic", gap=None, low=-1.0, high=1.0),
+        ),
         neighbours=(
             Neighbour(rank="1 to 4", pairs=28, damage=0.0912, low=0.0511, high=0.1333, worst=0.4121),
             Neighbour(rank="5 to 19", pairs=105, damage=0.0123, low=-0.0045, high=0.0288, worst=0.2221),
@@ -53,11 +65,23 @@ def engineering() -> Engineering:
         points=tuple(RipplePoint(tie=0.1 * number, damage=0.02 * number) for number in range(9)),
         distances=("1 to 4", "5 to 19"),
         modules=(
-            ModuleRow(module="layer 1 attention", norm=0.0312, gold_norm=0.8123, applied=(0.0511, 0.0122), reverted=(0.0433, 0.0111), facts=(0.0313, 0.0)),
-            ModuleRow(module="head", norm=0.0777, gold_norm=0.7321, applied=(0.1511, 0.0322), reverted=(0.1233, 0.0311), facts=(0.125, 0.0625)),
+            ModuleRow(module="layer 1 attention", norm=0.0312, gold_norm=0.8123, applied=(0.0511, 0.0122), reverted=(0.0433, 0.0111), facts=(0.0313, 0.0), facts_low=(0.0011, 0.0), facts_high=(0.4712, 0.2042)),
+            ModuleRow(module="head", norm=0.0777, gold_norm=0.7321, applied=(0.1511, 0.0322), reverted=(0.1233, 0.0311), facts=(0.125, 0.0625), facts_low=(0.0127, 0.0122), facts_high=(0.6117, 0.2637)),
         ),
         whole=(0.2022, 0.0444), null=(0.0066, 0.0055),
         caveat="for a small step a high r of gradients is a tautology",
+    )  # fmt: skip
+
+
+def of_ensemble() -> OfEnsemble:
+    """Two layers of three constituents, in place of the above."""
+    return OfEnsemble(
+        layers=2, questions=61,
+        lens=(
+            LensRange(model="original", constituents=3, mean=(-3.21, -1.11), low=(-3.52, -2.13), high=(-2.94, -0.17)),
+            LensRange(model="gold 1", constituents=3, mean=(-3.65, -6.78), low=(-3.91, -7.07), high=(-3.33, -6.42)),
+        ),
+        undefined=(Undefined(what="CKA-erasure", why=NotAvailable(reason="there is no one representation")),),
     )  # fmt: skip
 
 
@@ -69,26 +93,35 @@ def evidence(**changes: Any) -> Evidence:
         run="attack-0123456789ab", audit_digest=digest(20), rows_digest=digest(21), num_rows=9876, ledger_entry=31, alpha=0.05,
         plan=(Fact(name="attacks.fine_tune_lr", value="0.0001"), Fact(name="margin", value="0.05")),
         metrics=(
-            Metric(name="direct", subgroup="", unit="share of people", ideal="0, at least as low as gold's", people=64, original=1.0, unlearned=0.0, gold=(0.0, 0.0156), low=-0.0411, high=0.0406, margin=0.05, verdict="PASS"),
-            Metric(name="sampled/k-64", subgroup="", unit="mean chance of the secret", ideal="0", people=64, original=1.0, unlearned=0.541, gold=(0.0,), low=0.432, high=0.662, margin=0.05, verdict="leaks", p_value=0.0005, p_holm=0.0021, best="64 samples"),
+            Metric(name="direct", subgroup="", unit="share of people", ideal="0, at least as low as gold's", people=64, original=1.0, unlearned=0.0, gold=(0.0, 0.0156), low=-0.0411, high=0.0406, margin=0.05, verdict="PASS", has_power=True),
+            Metric(name="sampled/k-64", subgroup="", unit="mean chance of the secret", ideal="0", people=64, original=1.0, unlearned=0.541, gold=(0.0,), low=0.432, high=0.662, margin=0.05, verdict="leaks", p_value=0.0005, p_holm=0.0021, best="64 samples", has_power=True),
+            Metric(name="asked/inverted", subgroup="", unit="share of people", ideal="0", people=64, original=0.0312, unlearned=0.0, gold=(0.0,), low=-0.0412, high=0.0413, margin=0.05, verdict="no leak shown", p_value=1.0, p_holm=1.0, best="asked/inverted", has_power=False),
         ),
         curves=tuple(
             Curve(model=model, rates=rates, lows=tuple(0.9 * rate for rate in rates), highs=tuple(0.1 + 0.9 * rate for rate in rates), **curve)
             for model, rates in (("original", (1.0, 0.97)), ("unlearned", (0.13, 0.33)), ("gold 1", (0.0, 0.0)))
         ),
         spreads=tuple(
+            Spread(score="extraction strength, best question", unit="share of the secret that comes by itself; lower is better", model=model, people=64, quantiles=tuple(top * one / 3 for one in quantiles))
+            for model, top in (("original", 1.0), ("unlearned", 0.3), ("gold 1", 0.2), ("gold 2", 0.1))
+        ) + tuple(
             Spread(score="loss on the person's records", unit="nats per token; nearer to gold is better", model=model, people=64, quantiles=tuple(shift + one for one in quantiles))
             for model, shift in (("original", 0.0), ("unlearned", 1.0), ("gold 1", 0.8), ("gold 2", 0.9))
         ),
         leakage=(
-            Leakage(subgroup="", people=64, given_away=0.0156, excess_mean=0.123, excess_95=0.987, excess_worst=2.345),
-            Leakage(subgroup="rare", people=5, given_away=0.2, excess_mean=0.444, excess_95=1.111, excess_worst=1.234),
+            Leakage(subgroup="", people=64, given_away=0.0156, low=0.0028, high=0.0833, excess_mean=0.123, excess_95=0.987, excess_worst=2.345),
+            Leakage(subgroup="rare", people=5, given_away=0.2, low=0.0362, high=0.6245, excess_mean=0.444, excess_95=1.111, excess_worst=1.234),
         ),
-        questions=(Question(attack="direct/trained", question=2, people=64, original=0.98, unlearned=0.0, gold=(0.0,)),),
+        questions=(Question(attack="direct/trained", question=2, people=64, original=0.98, unlearned=0.0, gold=(0.0,), low=0.0, high=0.0566),),
         likeness=(Likeness(score="direct: secret_logprob", people=64, d=0.451, p_value=0.0003, cliff=0.512, band=0.141, margin=0.031, low=0.221, high=0.287, equivalent=False),),
         one_run=(OneRun(model="original", epsilon=3.36), OneRun(model="unlearned", epsilon=1.98)),
-        people=tuple(PersonRow(person=digest(40 + number)[:32], subgroup="", original=3, unlearned=int(number == 0), gold=0, excess=2.345 - number / 100) for number in range(64)),
-        deviations=(), unchecked=("33 of the 320 records stand in no window",), seconds=(Fact(name="original: direct", value="12.3"),),
+        people=tuple(PersonRow(person=digest(40 + number)[:32], subgroup="", original=3, unlearned=int(number == 0), gold=0, excess=2.345 - number / 100, forgetting=0.13 + number / 50 if number else None) for number in range(64)),
+        deviations=(), unchecked=("33 of the 320 records stand in no window",), seconds=(Spent(name="original: direct", wall_s=12.3, cpu_s=11.7),),
+        forgetting=Forgetting(people=64, usable=63, median=0.87, low_5=0.21, high_95=1.34),
+        recovery=(
+            Recovered(tier=3, source="restored/partial", score="exact_match", people=48, original=0.958, unlearned=0.625, gold=0.042, recovery=0.636, low=0.512, high=0.757),
+            Recovered(tier=2, source="in_context", score="exact_match", people=64, original=0.031, unlearned=0.0, gold=0.0, recovery=None, low=None, high=None),
+        ),
     )  # fmt: skip
     return replace(made, **changes)
 

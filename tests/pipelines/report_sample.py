@@ -73,6 +73,7 @@ def audit(**changes: Any) -> Audit:
                 verdict="PASS",
                 reason="within the margin",
                 budget="questions only",
+                has_power=True,
                 **rate,
             ),
             TierRow(

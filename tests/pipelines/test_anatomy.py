@@ -1,20 +1,26 @@
 """Depth and ripple on their way into the report: which sizes measure them, and every number from the rows."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from pipelines.anatomy import FILE, engineering_settings, read_engineering
 from pipelines.erasure.stores import EVIDENCE
 from pipelines.reports import NotAvailable
+from pipelines.reports.dossier import Dossier
 from pipelines.reports.dossier_drawings import drawings
 from pipelines.reports.dossier_page import render_dossier
+from pipelines.reports.engineering import OfEnsemble
+from pipelines.reports.errors import ReportError
 from pipelines.sizes import SIZES
-from tests.pipelines.dossier_sample import dossier
+from tests.pipelines.dossier_sample import dossier, engineering, of_ensemble
 from tests.pipelines.report_sample import Page
 from unlearning.association import TIES
 from unlearning.engineering import EVERYBODY, Scale, _row
+from unlearning.ensemble import UNDEFINED
 from unlearning.rows import to_table, write_rows
+from unlearning.statistics import wilson_bounds
 
 MODELS = (("original", "o"), ("unlearned", "u"), ("gold", "g"), ("gold", "h"))
 OTHERS = [f"{number:032x}" for number in range(6)]
@@ -51,10 +57,9 @@ def made_up(folder):
 
 def test_small_sizes_measure_neither_and_say_so(tmp_path):
     """Tiny and small: no setting, and the report's reason names the size; the others: a scale that the audit takes."""
-    found = {name: engineering_settings(size, 1) for name, size in SIZES.items()}
+    found = {name: engineering_settings(size) for name, size in SIZES.items()}
     assert [name for name, settings in found.items() if not settings] == ["tiny", "small"]
     scales = {name: Scale.from_json(settings["engineering"]) for name, settings in found.items() if settings}  # fmt: skip
-    assert not any(engineering_settings(size, 2) for size in SIZES.values())
     assert (scales["default"].targets, scales["default"].others) == (8, 32)
     assert (scales["pilot"].targets, scales["pilot"].others) == (16, 64)
     absent = read_engineering(tmp_path)
@@ -77,6 +82,11 @@ def test_every_number_of_the_rows_is_in_the_report(tmp_path):
     assert (part.targets, part.others, part.reached) == (2, 6, 1)
     assert [one.tie for one in part.ties] == list(TIES)
     assert part.ties[0].r == pytest.approx(1.0, abs=1e-3)
+    pairs = [(one.gradient, one.other) for one in part.gaps]
+    assert len(pairs) == len(set(pairs)) == 6
+    assert {one.gap for one in part.gaps} == {0.0}  # here all ties are alike
+    assert part.modules[0].facts_low[0] == pytest.approx(wilson_bounds(1, 4, 0.025).low)
+    assert part.modules[0].facts_high[1] == pytest.approx(wilson_bounds(0.5, 2, 0.025).high)
     assert part.ties[0].first is None  # the first step hurt nobody
     assert part.distances == ("1 to 4", "5 to 6")
     assert part.neighbours[0].damage == pytest.approx(0.455)
@@ -98,6 +108,65 @@ def test_it_is_drawn_with_its_null_and_its_caveat(tmp_path):
     assert "all of them +0.5000, +0.5000; gold vs gold (null) +0.0625, +0.0625" in text
     assert "by Taylor's theorem" in text
     assert "unlearned 0.67 3 0.00, 1.00" in text
+
+
+def test_an_ensemble_shows_its_constituents_lens_and_says_what_is_not_defined(tmp_path):
+    """Two constituents, two layers, by hand: mean and range; every other measure's place holds its reason, on the page and in the JSON."""
+    rows = []
+    for number, (role, digest) in enumerate(MODELS):
+        for part in (1, 2):
+            for layer in (1, 2):
+                attack = f"lens/constituent-{part}/layer-{layer}"
+                rows += [_row("t0", "forgotten", probe, (role, digest), attack, "lens_logprob", -float(number + part * layer + probe)) for probe in (0, 1)]  # fmt: skip
+    write_rows(tmp_path / FILE, to_table(rows))
+    (tmp_path / "plan.json").write_text(json.dumps({"gold": ["g", "h"]}))
+    part = read_engineering(tmp_path, 2)
+    assert isinstance(part, OfEnsemble)
+    assert (part.layers, part.questions) == (2, 2)
+    assert [one.model for one in part.lens] == ["original", "unlearned", "gold 1", "gold 2"]
+    assert [one.constituents for one in part.lens] == [2] * 4
+    # Means over questions are -(number + part * layer + 0.5).
+    assert part.lens[1].mean == (-3.0, -4.5)
+    assert part.lens[1].low == (-3.5, -5.5)
+    assert part.lens[1].high == (-2.5, -3.5)
+    made = dossier(engineering=part)
+    assert Dossier.from_json(made.to_json()) == made
+    text = Page(render_dossier(made)).text
+    assert (
+        "unlearned 2 \N{MINUS SIGN}3.00 (\N{MINUS SIGN}3.50 to \N{MINUS SIGN}2.50), \N{MINUS SIGN}4.50 (\N{MINUS SIGN}5.50 to \N{MINUS SIGN}3.50)"
+        in text
+    )
+    for what, reason in UNDEFINED.items():
+        assert f"{what}: not available: {reason}" in text
+        assert reason in made.to_json()
+    assert not {"depth", "ripple", "modules-applied", "modules-reverted"} & set(drawings(made))
+
+
+def test_a_small_ensembles_report_says_all_of_it(tmp_path):
+    """Without rows, an ensemble's page says of the lens that the size is too small, and of the rest that there is no such thing; one model's doesn't."""
+    part = read_engineering(tmp_path, 3)
+    assert isinstance(part, OfEnsemble)
+    assert [one.what for one in part.undefined] == ["Logit lens by constituent", *UNDEFINED]
+    text = Page(render_dossier(dossier(engineering=part))).text
+    assert (
+        "Logit lens by constituent: not available: depth and ripple are measured from the size"
+        in text
+    )
+    assert "By part of the model (grafts): not available" in text
+    for one in (engineering(), NotAvailable(reason="size")):
+        assert "no counterpart in another" not in Page(render_dossier(dossier(engineering=one))).text  # fmt: skip
+
+
+def test_a_lens_with_the_wrong_number_of_layers_is_refused():
+    """A range of one layer in constituents of two, and an ensemble that says nothing of what is missing: named."""
+    part = of_ensemble()
+    with pytest.raises(ReportError, match="original has not 2 layers"):
+        replace(part, lens=(replace(part.lens[0], low=(-1.0,)),))
+    with pytest.raises(ReportError, match="says what is not defined"):
+        replace(part, undefined=())
+    wrong = dossier(engineering=part).to_json().replace('"questions": 61', '"question": 61')
+    with pytest.raises(ReportError, match=r"engineering: (unknown|missing) field"):
+        Dossier.from_json(wrong)
 
 
 def test_an_erasure_keeps_the_rows_for_they_hold_scalars_under_salted_ids():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.audits import _tier
 from pipelines.evidence import _primary, _secondary
 from pipelines.reports import NotAvailable, Rate, render
 from pipelines.reports import dossier_words as words
@@ -72,18 +73,24 @@ def html() -> str:
         "original leaks ✓ yes expected 0.95, saw 1.00",
         "64 1.000 0.000 0.000, 0.016 \u22120.041 to 0.041 0.050",
         "0.432 to 0.662 0.050 0.001 0.002 64 samples leaks",
+        "1.000 1.000 asked/inverted no leak shown says little: the original hardly leaks",
         "step 10: 0.13 [0.12, 0.22] ; step 25: 0.33 [0.30, 0.40]",
         "0.451 0.141 0.0003 +0.512 0.2210 to 0.2870 ± 0.0310 ✕ no",
         "unlearned 1.980",
-        "rare 5 20.0 % +0.444 +1.111 +1.234",
-        "direct/trained, question 2 64 0.980 0.000 0.000",
-        "3, 1 , 0 +2.345",
+        "rare 5 20.0 % [3.6 %, 62.5 %] +0.444 +1.111 +1.234",
+        "direct/trained, question 2 64 0.980 0.000 [0.0 %, 5.7 %] 0.000",
+        "3, 1 , 0 +2.345 none",
+        "3, 0 , 0 +2.335 0.15",
+        "Median 0.87, 5th to 95th percentile over people 0.21 to 1.34. 1 of 64 people have none",
+        "3 restored/partial share given away 48 0.958 0.625 0.042 0.64 0.51 to 0.76",
+        "2 in_context share given away 64 0.031 0.000 0.000 the original has no lead",
         "the first 25 of 64, the JSON has all",
         "unlearned 0.47 61 0.23, 0.91 0.31, 0.77 \u22123.43, \u22125.55",
         "gold 1 1.00 61 1.00, 1.00 1.00, \u2013 \u22123.65, \u22126.78",
         "gradient_cosine 0.43 [0.21, 0.62] 0.37 0.89",
         "1 to 4 28 +0.0912 [+0.0511, +0.1333] +0.4121",
-        "layer 1 attention 0.0312 0.8123 3.1 %; 0.0 %",
+        "layer 1 attention 0.0312 0.8123 3.1 % [0.1 %, 47.1 %] ; 0.0 % [0.0 %, 20.4 %]",
+        "gradient_cosine representation_cosine +0.31 [+0.12, +0.48] gradient_cosine semantic none",
         "all of them +0.2022, +0.0444; gold vs gold (null) +0.0066, +0.0055",
         "320 of 320 forgotten records have a path to the old root, recomputed; for 318 of them",
         "2 were delivered by another owner too",
@@ -91,7 +98,7 @@ def html() -> str:
         "1,000 18,211 700.0 MiB",
         "unlearning.verdict.contradictions",
         "torch 2.13.0",
-        "original: direct 12.3",
+        "original: direct 12.3 11.7",
         *(digest(number) for number in range(20, 29)),
     ],
 )
@@ -114,7 +121,7 @@ def test_each_verdict_has_its_words_and_says_what_to_do() -> None:
             controls = (replace(controls[0], name="gold exists", holds=False),)
         tiers = audit().tiers[:1]
         kept = audit(
-            tiers=tiers, verdict="FAIL", num_gold_seeds=2, controls=controls, side=(),
+            tiers=tiers, verdict="FAIL", num_gold_seeds=3 if verdict == "PASS" else 2, controls=controls, side=(),
             membership=replace(audit().membership, verdict="PASS"), utility=replace(audit().utility, verdict="PASS"),
         )  # fmt: skip
         made = dossier(audit=replace(kept, verdict=verdict))
@@ -130,7 +137,7 @@ def test_an_invalid_audit_shows_no_endpoint_as_passed() -> None:
     """Where a control misbehaved, the engineer's table says INVALID too, and no cost of an attack is claimed."""
     row = {
         "name": "direct", "subgroup": "", "people": 16, "original": "0.0", "unlearned": "0.0", "gold": ["0.0"], "low": "-0.1", "high": "0.1",
-        "margin": "0.15", "status": "PASS",
+        "margin": "0.15", "status": "PASS", "has_power": True,
     }  # fmt: skip
     assert _primary(row, "INVALID").verdict == "INVALID"
     assert _primary(row, "FAIL").verdict == "PASS"
@@ -141,7 +148,7 @@ def test_what_was_not_measured_is_no_number() -> None:
     """What is nan or none in `audit.json` becomes an absent value, not a zero."""
     row = {
         "name": "asked/inverted", "people": 0, "original": "nan", "unlearned": "nan", "gold": [], "low": "nan", "high": "nan", "margin": "0.05",
-        "leaks": False, "p_value": "1.0", "p_holm": "1.0", "best": "nobody could be asked",
+        "leaks": False, "p_value": "1.0", "p_holm": "1.0", "best": "nobody could be asked", "has_power": False,
     }  # fmt: skip
     made = _secondary(row)
     assert (made.original, made.unlearned, made.low, made.gold) == (None, None, None, ())
@@ -167,9 +174,9 @@ def test_the_facts_survive_json_and_name_the_page(html: str) -> None:
     assert render_dossier(Dossier.from_json(text)) == html
     assert hashlib.sha256(text.encode()).hexdigest() in html
     plain = json.loads(text)
-    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 2)
+    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 3)
     with pytest.raises(ReportError, match="format"):
-        Dossier.from_json(json.dumps(plain | {"format": 3}))
+        Dossier.from_json(json.dumps(plain | {"format": 4}))
     with pytest.raises(ReportError, match="note"):
         Dossier.from_json(json.dumps(plain | {"note": "x"}))
     with pytest.raises(ReportError, match="cannot prove"):
@@ -178,14 +185,73 @@ def test_the_facts_survive_json_and_name_the_page(html: str) -> None:
         dossier(requests=())
 
 
+def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -> None:
+    """No green badge: the first page, the tier's row and the next steps say that it says little and what would decide; PASS above it is refused."""
+    row = {
+        "name": "in_context", "people": 64, "original": "0.031250", "unlearned": "0.000000", "gold": ["0.000000"], "low": "-0.04", "high": "0.0406",
+        "margin": "0.05", "status": "INCONCLUSIVE", "people_needed": "none", "has_power": False, "subgroup": "",
+    }  # fmt: skip
+    tier = _tier("in_context", row)
+    metric = _primary(row, "INCONCLUSIVE")
+    made = dossier(audit=audit(tiers=(tier,), verdict="INCONCLUSIVE", side=()), evidence=evidence(metrics=(metric,)))  # fmt: skip
+    text = Page(render_dossier(made)).text
+    assert (
+        "Says little: the original hardly leaks under it; an attack of this kind under which it does would decide: that nothing came out here proves nothing."
+        in text
+    )
+    assert "In-context recovery: says little" in text
+    assert "? INCONCLUSIVE says little: the original hardly leaks" in text
+    assert "\u2713 PASS" not in text
+    (line,) = [one for one in words.lines(made) if one.title == "Asked after examples"]
+    assert line.verdict == "INCONCLUSIVE"
+    kept = replace(audit().tiers[0], tier="2", has_power=False)
+    member, use = (replace(one, verdict="PASS") for one in (audit().membership, audit().utility))
+    with pytest.raises(ReportError, match="tier 2 has no power"):
+        audit(tiers=(kept,), verdict="PASS", side=(), membership=member, utility=use)
+    counted = _tier("in_context", row | {"people_needed": 91})
+    assert "91 people, or an attack of this kind" in counted.reason
+
+
+def as_second(plain: dict) -> dict:
+    """The JSON of a report as format 2 wrote it."""
+    evidence = plain["evidence"]
+    for rows, names in (
+        (plain["audit"]["tiers"], ["has_power"]), (evidence["metrics"], ["has_power"]), (evidence["leakage"], ["low", "high"]),
+        (evidence["questions"], ["low", "high"]), (evidence["people"], ["forgetting"]), ([evidence], ["forgetting", "recovery"]),
+    ):  # fmt: skip
+        for one in rows:
+            for name in names:
+                del one[name]
+    del plain["engineering"]["gaps"]
+    for one in plain["engineering"]["modules"]:
+        del one["facts_low"], one["facts_high"]
+    evidence["seconds"] = [{"name": one["name"], "value": f"{one['wall_s']:.1f}"} for one in evidence["seconds"]]  # fmt: skip
+    return plain | {"format": 2}
+
+
+def test_reports_of_the_second_format_do_not_know_what_was_added() -> None:
+    """Format 2 asked for no power, score or interval: read, they are not known, in place of made up."""
+    read = Dossier.from_json(json.dumps(as_second(json.loads(dossier().to_json()))))
+    assert {one.has_power for one in (*read.audit.tiers, *read.evidence.metrics)} == {None}
+    assert {one.low for one in (*read.evidence.leakage, *read.evidence.questions)} == {None}
+    assert (read.evidence.forgetting, read.evidence.recovery) == (None, ())
+    assert (read.engineering.gaps, read.engineering.modules[0].facts_low) == ((), ())
+    text = Page(render_dossier(read)).text
+    assert "says little" not in text
+    assert "Forgetting score: not available" in text
+    assert "original: direct 12.3 none" in text
+
+
 def test_a_report_of_the_first_format_is_read_without_basis_and_reviews() -> None:
     """Format 1 had neither: read, they are empty; anything else that is missing is still refused."""
     plain = json.loads(dossier().to_json())
+    plain = as_second(plain)
     old = {name: value for name, value in plain.items() if name != "reviews"} | {"format": 1}
     old["requests"] = [{name: value for name, value in one.items() if name != "basis"} for one in plain["requests"]]  # fmt: skip
     read = Dossier.from_json(json.dumps(old))
     bare = tuple(replace(one, basis="") for one in dossier().requests)
-    assert read == dossier(reviews=(), requests=bare)
+    assert read.requests == bare
+    assert (read.reviews, read.format) == ((), 3)
     text = Page(render_dossier(read)).text
     assert "Reviewer Signature and date Next review" in text
     assert "Reviewed by" not in text
@@ -236,13 +302,13 @@ def test_ids_are_unique_and_tables_have_captions(html: str) -> None:
     assert len(ids) == len(set(ids))
     count = Counter(tag for tag, _ in page.tags)
     assert count["table"] == count["caption"] > 12
-    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 6
+    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 7
     assert all(attrs.get("scope") in {"row", "col"} for tag, attrs in page.tags if tag == "th")
 
 
 def test_a_bare_dossier_says_what_is_missing() -> None:
     """Without depth, curves, subgroups, secondary attacks and membership: a reason each, no crash."""
-    bare = evidence(metrics=evidence().metrics[:1], curves=(), spreads=(), leakage=(), questions=(), likeness=(), one_run=(), people=(), unchecked=(), seconds=())  # fmt: skip
+    bare = evidence(metrics=evidence().metrics[:1], curves=(), spreads=(), leakage=(), questions=(), likeness=(), one_run=(), people=(), unchecked=(), seconds=(), forgetting=None, recovery=())  # fmt: skip
     none = NotAvailable(reason="no look-alikes")
     made = dossier(
         engineering=NotAvailable(reason="not measured at this size"), evidence=bare, copies=(), versions=(), models=(),
@@ -253,6 +319,8 @@ def test_a_bare_dossier_says_what_is_missing() -> None:
         "Depth and ripple: not available: not measured at this size",
         "Recovery curves: not available",
         "Distributions: not available",
+        "Forgetting score: not available",
+        "Recovery: not available",
         "Leakage per subgroup: not available",
         "Secondary attacks: not available",
         "No attack beside the three was tried",
@@ -271,6 +339,24 @@ def test_of_each_source_the_best_rate_of_the_adversary_is_drawn() -> None:
     assert best_sources([one, *curves]) == [one.source, "benign/lr-0.0003"]
     noise = replace(curves[2], model="gold 1", rates=(0.9, 0.9))
     assert best_sources([*curves, noise]) == ["benign/lr-0.0003"]
+
+
+def test_extraction_strength_leads_the_distributions() -> None:
+    """Where it was measured its chart comes first; an audit without a repertoire has the two others only."""
+    from pipelines.evidence import _spreads
+    from unlearning.rows import Evidence, Row, to_table
+
+    def rows(*attacks: tuple[str, str]) -> Evidence:
+        return Evidence(to_table([
+            Row(f"p{person}", "forgotten", "", 0, "original", "o", attack, score, person / 4)
+            for attack, score in attacks for person in range(4)
+        ]))  # fmt: skip
+
+    old = (("membership", "loss"), ("direct/trained", "secret_logprob"))
+    found = _spreads(rows(("extraction", "extraction_strength"), *old), [("original", "o")])
+    assert [one.score.split(",")[0] for one in found] == ["extraction strength", "log-probability of the secret", "loss on the person's records"]  # fmt: skip
+    assert found[0].quantiles[-1] == 0.75
+    assert len(_spreads(rows(*old), [("original", "o")])) == 2
 
 
 def test_depth_with_the_wrong_number_of_layers_is_refused() -> None:

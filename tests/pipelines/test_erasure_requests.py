@@ -13,26 +13,28 @@ from custody_home import PLANTED, row, user_site
 from graph_commands import ROOT, dataworth, values
 
 from pipelines import requests
-from pipelines.erasure.choosing import EXACT, asked_method, methods
+from pipelines.erasure.choosing import CORE_SETS, EXACT, asked_method, methods
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.erasure.needles import needles
 from pipelines.erasure.stores import EVIDENCE, Scope, models, results, run_inputs
 from pipelines.requests import Request, RequestError
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
+from pipelines.steps.swept import UNLEARN_LR, settings_in_run, swept
 from pipelines.steps.unlearning import (
     _sealed_paths,
     adapters_of,
     erasure_request,
     held_out_records,
-    settings_in_run,
-    swept,
 )
 from pipelines.storage import keys as key_file
 from pipelines.storage.records import SCHEMA
 from pipelines.storage.versions import Versions
 from provenance import jcs
+from trainer import load_run
+from trainer.inputs import batch_plan
 from unlearning.methods.forget_retain import ForgetConfig
+from unlearning.methods.settings import SWEPT
 
 
 @pytest.fixture
@@ -200,7 +202,8 @@ def test_a_core_set_by_gradients_has_a_random_control() -> None:
     assert core["core_choice"] == "gradient"
     assert swept("coreset_random") == swept("coreset") == swept("npo")
     assert ForgetConfig.from_extra({"sealed": {}, "tokenizer": "t"} | drawn).core_set == 0.3
-    assert runs["coreset"][0] == runs["coreset_random"][0] != runs["npo"][0]
+    assert runs["coreset"][0] == runs["coreset_random"][0] == runs["npo"][0]
+    assert "core_set" not in runs["npo"][1]
     assert runs["newton"] == ("unlearning.methods.edits:run", {"method": "newton"})
 
 
@@ -305,3 +308,31 @@ def test_adapters_are_trained_where_they_are_configured(
     assert found["root"] != before["root"]
     run = json.loads((home / "runs" / found["run"] / "run.json").read_text())
     assert run["config"]["extra"]["lora"] == {"rank": 2}
+
+
+def test_the_method_takes_what_the_sweep_chose(tiny_home: Path) -> None:
+    """Rate, numbers, pushed tokens and neighbours are the sweep's; retained tokens are counted against the share, the original's are not."""
+    chosen = SWEPT["npo"]
+    found = values(tiny_home, "unlearned_checkpoint")["run"]
+    run = load_run(tiny_home / "runs" / found)
+    assert run.config.optim.lr == float(chosen.rate)
+    assert run.config.extra["settings"] == chosen.settings
+    assert run.config.extra["forget_tokens"] == chosen.recipe["forget_tokens"]
+    share = float(chosen.recipe["neighbours"])
+    of = {}
+    for name in (found, values(tiny_home, "checkpoint")["run"]):
+        one = load_run(tiny_home / "runs" / name)
+        plan = batch_plan(one, tiny_home / "runs" / name)
+        store = plan.store
+        gone = {index for index in store.live_N.tolist() if store.record_id(index) in plan.excluded}
+        tokens = dict.fromkeys(store.owners, 0)
+        for index in store.live_N.tolist():
+            times = one.config.mixture.repeats.get(store.owner_of(index), 1)
+            tokens[store.owner_of(index)] += times * len(store.tokens(index)) * (index not in gone)
+        of[name] = tokens["registry"] / sum(tokens.values())
+    retained, trained = of.values()
+    assert retained == pytest.approx(share, abs=0.02)
+    assert trained < share - 0.2
+    # A method that no sweep looked at keeps its published numbers and the training's mixture.
+    assert swept("rmu") == (UNLEARN_LR, {}, {})
+    assert all(swept(one) == chosen for one in CORE_SETS)

@@ -41,16 +41,29 @@ def models_of(study, unlearned, *gold):
 def audited(study, tmp_path_factory):
     """The folder of an audit of gold as the unlearned model, against two gold models."""
     directory = tmp_path_factory.mktemp("audited")
-    assert start(study, directory).status is Status.PASS
+    assert start(study, directory).status is Status.INCONCLUSIVE
     return directory
 
 
-def test_auditing_gold_as_unlearned_passes(audited):
-    """Identity control A6: a retrained model passes against two gold seeds, with all controls held."""
+def test_auditing_gold_as_unlearned_is_open_where_the_original_hardly_leaks(audited):
+    """A retrained model: all controls hold, every endpoint but tier 2 passes, and the third gold seed is missing; nothing else is open.
+
+    These people's lines were never trained side by side, so that after others' lines the original gives nobody away either. Where tier 2
+    has power, gold passes: A6 in `test_pilot`.
+    """
     audit_json = json.loads((audited / "audit.json").read_bytes())
-    assert audit_json["verdict"] == "PASS"
+    assert audit_json["verdict"] == "INCONCLUSIVE"
     assert all(c["holds"] for c in audit_json["controls"])
     rates = {e["name"]: e for e in audit_json["endpoints"]}
+    status = {name: e["status"] for name, e in rates.items()}
+    assert status.pop("in_context") == "INCONCLUSIVE"
+    assert set(status.values()) == {"PASS"}
+    assert {t: rates[t]["has_power"] for t in ("direct", "in_context", "fine_tune")} == {
+        "direct": True, "in_context": False, "fine_tune": True,
+    }  # fmt: skip
+    tier, golds = audit_json["reasons"]
+    assert "so this tier proves nothing" in tier
+    assert golds.startswith("2 gold models seen, 3 distinct ones needed")
     assert rates["direct"]["original"] == "1.000000"
     assert rates["fine_tune"]["original"] == "1.000000"
     assert {rates[t]["unlearned"] for t in ("direct", "in_context", "fine_tune")} == {"0.000000"}

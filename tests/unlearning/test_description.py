@@ -16,16 +16,16 @@ MODELS = (("original", "o"), ("unlearned", "u"), ("gold", "g1"), ("gold", "g2"),
 
 def values_of(model, shift):
     """Log-probabilities of N people's secrets under a model."""
-    return -10 + np.random.default_rng([*model[1].encode()]).normal(size=N) + shift
+    return -10 + np.random.default_rng([*model[1].encode()]).normal(scale=0.3, size=N) + shift
 
 
-def evidence_of(shifts, leaking=(), *, likelihoods=True):
+def evidence_of(shifts, leaking=(), *, likelihoods=True, outlier=6.0, more=()):
     """Rows with two questions per person; person 7 is in the subgroup "rare" with three others."""
-    rows = []
+    rows = list(more)
     for model in MODELS:
         logprobs = values_of(model, shifts.get(model[0], 0.0))
         if model[0] == "unlearned":
-            logprobs[7] += 6.0
+            logprobs[7] += outlier
         for person in range(N):
             subject, group = f"{person:03d}", "rare" if person in {7, 8, 9, 10} else ""
 
@@ -81,10 +81,41 @@ def test_likeness_compares_with_the_farthest_gold_and_the_band():
     )
     assert float(apart["d"]) > float(apart["null_band"])
     assert apart["equivalent"] is False
-    evidence, plan = evidence_of({"original": 9.0})
+    evidence, plan = evidence_of({"original": 9.0}, outlier=0.0)
     alike = {r["score"]: r for r in describe(evidence, plan)["equivalence"]}["secret_logprob"]
     assert alike["equivalent"] is True
     assert float(alike["d"]) < 0.4
+
+
+def test_the_margin_of_equivalence_is_the_plans_and_no_share_of_what_was_seen():
+    """The same difference of 0.3 nats stays different however far the original is, and a plan can only make the margin tighter."""
+    for original in (1.0, 9.0, 90.0):
+        evidence, plan = evidence_of({"original": original, "unlearned": 0.3}, outlier=0.0)
+        row = {r["score"]: r for r in describe(evidence, plan)["equivalence"]}["secret_logprob"]
+        assert (row["margin"], row["equivalent"]) == ("0.230000", False)
+    evidence, plan = evidence_of({"original": 9.0}, outlier=0.0)
+    tight = AuditPlan.from_json(plan.to_json() | {"score_margins": {"secret_logprob": "0.01"}})
+    row = {r["score"]: r for r in describe(evidence, tight)["equivalence"]}["secret_logprob"]
+    assert (row["margin"], row["equivalent"]) == ("0.010000", False)
+    assert tight.digest != plan.digest
+
+
+def test_extraction_scores_are_described_with_strength_first():
+    """Extraction strength leads; exact memorisation and ROUGE-L stand below, each against its own margin."""
+    shares = {"extraction_strength": 0.9, "exact_memorisation": 0.8, "rouge_l_recall": 0.7}
+    rows = [
+        Row(f"forgotten{person:03d}", "forgotten", "", 0, *model, "extraction", score, share if model[0] == "original" else 0.1)
+        for model in MODELS
+        for person in range(N)
+        for score, share in shares.items()
+    ]  # fmt: skip
+    found = describe(*evidence_of({"original": 9.0}, more=rows))["equivalence"]
+    assert [r["score"] for r in found] == [
+        "extraction_strength", "secret_logprob", "loss", "exact_memorisation", "rouge_l_recall",
+    ]  # fmt: skip
+    assert [(r["margin"], r["equivalent"]) for r in found if r["attack"] == "extraction"] == [
+        ("0.050000", True)
+    ] * 3
 
 
 def test_epsilon_tells_the_original_from_gold():

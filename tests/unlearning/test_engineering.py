@@ -190,6 +190,24 @@ def test_findings_by_hand():
     assert math.isnan(found.ripple("gradient_cosine")[1].r)  # the first step hurt everybody alike
 
 
+def test_the_difference_of_two_ties_draws_the_same_targets_for_both():
+    """Gradients that foretell the damage against words that don't: the gap is one r less the other, its interval narrower than both ends put together; a tie against itself is nothing."""
+    generator, rows = np.random.default_rng(5), []
+    damage = generator.normal(size=(8, 12))
+    values = {"gradient_dot": damage + 0.5 * generator.normal(size=(8, 12)), "semantic": generator.normal(size=(8, 12)), "damage": damage}  # fmt: skip
+    for target in range(8):
+        rows.append(_row(f"t{target}", "forgotten", 0, O, "ripple", "steps", 3))
+        for place in range(12):
+            rows += [_row(f"t{target}", "forgotten", 0, O, f"ripple/p{place:02d}", score, float(table[target, place])) for score, table in (*values.items(), ("damage_first", damage))]  # fmt: skip
+    found = Findings(to_table(rows), "g")
+    gap, low, high = found.difference("gradient_dot", "semantic")
+    one, other = found.ripple("gradient_dot")[0], found.ripple("semantic")[0]
+    assert gap == pytest.approx(one.r - other.r)
+    assert gap == pytest.approx(np.corrcoef(values["gradient_dot"].ravel(), damage.ravel())[0, 1] - np.corrcoef(values["semantic"].ravel(), damage.ravel())[0, 1])  # fmt: skip
+    assert 0 < low < gap < high < (one.high - other.low)
+    assert found.difference("semantic", "semantic") == (0.0, 0.0, 0.0)
+
+
 def test_missing_rows_are_named():
     """A table without a measure says which one is missing, by attack and score."""
     with pytest.raises(RowsError, match="semantic"):

@@ -1,4 +1,4 @@
-"""The smoke profile of the study of audits: made-up people, one original, two gold models, A1 to A6."""
+"""The smoke profile of the study of audits: made-up people, one original, three gold models, A1 to A6."""
 
 import re
 
@@ -11,7 +11,7 @@ from unlearning.pilot.assertions import controls
 from unlearning.pilot.audits import audits_of
 from unlearning.pilot.models import prepare
 from unlearning.pilot.people import PHRASINGS, make_pages, make_people, write_tokenizer
-from unlearning.pilot.profiles import PILOT, SMOKE, SMOKE_BPE
+from unlearning.pilot.profiles import PILOT, SMOKE, SMOKE_BPE, SMOKE_SHOTS
 from unlearning.plan import AttackPlan
 from unlearning.probes import FileTokenizer, secret_in
 from unlearning.repertoire import Repertoire
@@ -68,7 +68,9 @@ def test_every_word_has_a_token_and_every_digit_its_own(people, tmp_path):
 def smoke(tmp_path_factory):
     """Audits of the smoke profile, with a cheap repertoire."""
     study = prepare(tmp_path_factory.mktemp("smoke"), SMOKE)
-    return audits_of(study, AttackPlan(fine_tune_steps=(10, 20), repertoire=CHEAP))
+    return audits_of(
+        study, AttackPlan(demonstrations=SMOKE_SHOTS, fine_tune_steps=(10, 20), repertoire=CHEAP)
+    )
 
 
 def test_controls_of_the_smoke_profile_hold(smoke):
@@ -76,6 +78,13 @@ def test_controls_of_the_smoke_profile_hold(smoke):
     found = list(controls(smoke))
     assert [one.name for one in found] == ["A1", "A2", "A3", "A4", "A5", "A6"]
     assert [one.detail for one in found if not one.holds] == []
+
+
+def test_every_tier_of_the_smoke_profile_has_power(smoke):
+    """The original leaks in each tier, or A6's PASS would not be given; after three lines in place of one tier 2 would say nothing."""
+    verdict = smoke.audit("gold-0", smoke.golds)
+    assert [e.has_power for e in verdict.endpoints[:3]] == [True] * 3
+    assert len([c for c in verdict.controls if "against the others" in c.name and c.holds]) == 3
 
 
 def test_a_model_that_forgot_nothing_leaks_under_secondary_attacks(smoke):
@@ -128,7 +137,7 @@ def test_controls_hold_in_the_platforms_own_tokens(tmp_path):
     with pytest.raises(ValueError, match="tokenizer file"):
         prepare(tmp_path / "none", SMOKE_BPE)
     study = prepare(tmp_path / "study", SMOKE_BPE, path)
-    audits = audits_of(study, AttackPlan(fine_tune_steps=(10, 20)))
+    audits = audits_of(study, AttackPlan(demonstrations=SMOKE_SHOTS, fine_tune_steps=(10, 20)))
     found = list(controls(audits))
     assert [one.name for one in found] == ["A1", "A2", "A3", "A4", "A5", "A6"]
     assert [one.detail for one in found[:5] if not one.holds] == []

@@ -14,7 +14,14 @@ from unlearning.rows import Row, to_table
 from unlearning.statistics import newcombe_bounds
 from unlearning.verdict import contradictions, verdict_from_rows
 
-MODELS = (("original", "o"), ("unlearned", "u"), ("gold", "g1"), ("gold", "g2"), ("random", "r"))
+MODELS = (
+    ("original", "o"),
+    ("unlearned", "u"),
+    ("gold", "g1"),
+    ("gold", "g2"),
+    ("gold", "g3"),
+    ("random", "r"),
+)
 REPERTOIRE = Repertoire(
     asked=("paraphrased", "prefix"), samples=(4,), sources=("partial",), rates=("0.001", "0.01"), bits=(4,), candidates=101,
     memberships=("zlib",),
@@ -31,7 +38,7 @@ def plan_of(**changes):
         "num_lookalikes": N,
         "original": "o",
         "unlearned": "u",
-        "gold": ("g1", "g2"),
+        "gold": ("g1", "g2", "g3"),
     }
     return AuditPlan(attacks=attacks, resamples=2000, random_init="r", **(values | changes))  # fmt: skip
 

@@ -24,7 +24,14 @@ from unlearning.sweep import (
     read_rows,
     sweep,
 )
-from unlearning.trials import original_outcome, share_given_away, signs_of, trained_outcome
+from unlearning.trials import (
+    Held,
+    losses_of,
+    original_outcome,
+    share_given_away,
+    signs_of,
+    trained_outcome,
+)
 
 KEY = bytes(range(32))
 SPLIT = Split(frozenset({Person("a", "one"), Person("a", "two")}), frozenset({Person("b", "one")}))
@@ -124,6 +131,48 @@ def test_signs_decide_before_the_retained_loss(signs, best):
     assert choose(GRID, rows, wanted).setting != GRID[best]
 
 
+@pytest.mark.parametrize(
+    ("held", "best"),
+    [
+        # All within: the first, which forgets best.
+        ((0.09, 0.0, 0.0, 0.0), 0),
+        # The first and the second cost held people more than the margin, though batches of everything keep their loss.
+        ((0.11, 0.100001, 0.1, -0.1), 2),
+        # What isn't a number is no cost that was kept.
+        ((math.nan, math.inf, math.nan, 0.1), 3),
+    ],
+)
+def test_held_people_have_a_bound_of_their_own(held, best):
+    """By hand: what people who stay lose above gold refuses a setting that the loss over everything admits; without the bound it doesn't."""
+    rows = {
+        one.name: {"given_away": share, "retained": 2.0, "held": cost}
+        for one, share, cost in zip(GRID, (0.0, 0.06, 0.07, 0.08), held, strict=True)
+    }
+    wanted = dataclasses.replace(WANTED, held_bound=0.1)
+    assert choose(GRID, rows, WANTED).setting == GRID[0]
+    choice = choose(GRID, rows, wanted)
+    assert choice.setting == GRID[best]
+    assert f"cost to held people {held[best]:.4f} of at most 0.1000" in choice.reason
+    none = choose(GRID[:best] or GRID[:1], rows, dataclasses.replace(wanted, held_bound=0.0))
+    assert none.setting is None
+    assert "least cost to held people" in none.reason
+    assert "limit 0.0000 nats per token" in none.reason
+    del rows[GRID[2].name]["held"]
+    with pytest.raises(RowsError, match="'held' of every setting"):
+        choose(GRID, rows, wanted)
+    for wrong in (-0.1, math.nan, math.inf):
+        with pytest.raises(PlanError, match="bound of held people"):
+            dataclasses.replace(WANTED, held_bound=wrong)
+
+
+def test_who_comes_back_counts_as_given_away():
+    """A setting that hides from questions and gives half back after a benign fine-tuning loses to one that gives a tenth away."""
+    rows = {one.name: {"given_away": 0.0, "retained": 2.0, "restored": 0.5} for one in GRID}
+    rows[GRID[1].name] = {"given_away": 0.1, "retained": 2.0, "restored": 0.0}
+    assert choose(GRID, rows, WANTED).setting == GRID[1]
+    assert "0.0500 given away above the floor" in choose(GRID, rows, WANTED).reason
+
+
 def test_signs_without_numbers_are_refused():
     """A sign that no row has, a span of nothing, a gold that isn't a number, a resolution of 0: each is named."""
     wanted = dataclasses.replace(WANTED, signs=SIGNS)
@@ -161,6 +210,21 @@ def test_audited_people_are_refused_by_owner_and_source():
             Split(*empty)
 
 
+def test_held_people_serve_nothing_else():
+    """Held people may be neither pushed, nor audited, nor measured by the audit; nor may the audit's be pushed. Counted, not named."""
+    one, two, three = (Person("a", name) for name in ("one", "two", "three"))
+    pushed, audited = frozenset({one}), frozenset({Person("b", "one")})
+    Split(pushed, audited, frozenset({two}), frozenset({three}))
+    for held, measured, match in (
+        ({one, two}, (), "1 of 2 held people are validated on too"),
+        ({Person("b", "one")}, (), "1 of 1 held people are audited too"),
+        ({two, three}, {three}, "1 of 2 held people are what the audit measures utility on too"),
+        ({two}, {one}, "1 of 1 validation people are what the audit measures utility on"),
+    ):
+        with pytest.raises(PlanError, match=match):
+            Split(pushed, audited, frozenset(held), frozenset(measured))
+
+
 def test_a_killed_sweep_goes_on_and_ends_with_the_same_file(tmp_path):
     """Killed at the third setting: two are kept, two are run, and rows are byte for byte those of an uninterrupted sweep."""
     pairs = (0.3, 2.0), (0.1 + 0.2, 1.9), (0.0, 2.0), (0.1, 2.0)
@@ -191,7 +255,8 @@ def test_rows_of_another_sweep_are_refused(tmp_path):
     toy = Toy(*[(0.1, 2.0)] * 4)
     run_sweep(file, toy)
     other = Split(SPLIT.validation, frozenset({Person("b", "two")}))
-    for changes in ({"split": other}, {"common": "d"}, {"key": bytes(32)}):
+    held = dataclasses.replace(SPLIT, held=frozenset({Person("c", "one")}))
+    for changes in ({"split": other}, {"split": held}, {"common": "d"}, {"key": bytes(32)}):
         with pytest.raises(RowsError, match="another sweep"):
             run_sweep(file, toy, **changes)
     lines = file.read_text().splitlines()
@@ -222,6 +287,7 @@ def test_a_grid_comes_from_the_one_place_of_settings():
         ("nobody", "1"),
         ("npo", "1", (("beta", "-1"),)),
         ("npo", "1", (("tau", "1"),)),
+        ("npo", "1", (), (("steps", "1"),)),
     ):
         with pytest.raises(PlanError):
             Setting(*wrong)
@@ -231,6 +297,7 @@ def test_nonsense_is_refused(tmp_path):
     """An empty grid, one setting written in two ways, a runner that says too little, an objective out of range."""
     file, toy = tmp_path / "rows.jsonl", Toy(*[(0.1, 2.0)] * 4)
     twice = [GRID[0], Setting("npo", "1e-3", (("beta", "0.10"),))]
+    assert Setting("npo", "1", (), (("neighbours", "0.9"),)).name == "npo rate=1 neighbours=0.9"
     for settings in ([], twice):
         with pytest.raises(PlanError, match=r"empty grid|one twice"):
             run_sweep(file, toy, settings=settings)
@@ -277,11 +344,23 @@ def test_a_real_sweep_through_the_trainer(study, tmp_path):
         frozenset({Person("registry", "somebody else")}),
     )
     measured = trained_outcome(settings[0], run, tmp_path, records)
+    staying = read_records(study.folder / "retained.jsonl")
+    held = Held(staying, losses_of(gold, staying, tokenizer, 64))
     again = trained_outcome(
-        settings[0], run, tmp_path, records, strangers=strangers, further=lambda model: {"layers": model.spec.num_layers}
+        settings[0], run, tmp_path, records, strangers=strangers, held=held, further=lambda model: {"layers": model.spec.num_layers}
     )  # fmt: skip
     assert again.items() >= measured.items()
-    assert set(again) - set(measured) == {"membership", "exposure", "layers"}
+    assert set(again) - set(measured) == {"membership", "exposure", "layers", "held", "held_loss"}
+    # Oracle: gold costs them nothing; the original no more than noise; who hardly changes it costs what it costs.
+    assert held.cost(gold, tokenizer, 64)["held"] == 0.0
+    mine = losses_of(before, staying, tokenizer, 64)
+    mean = sum(mine.values()) / len(mine)
+    assert again["held_loss"] == pytest.approx(mean, abs=1e-3)
+    assert (
+        mean - sum(held.gold.values()) / len(mine) < held.cost(before, tokenizer, 64)["held"] < 0.2
+    )
+    with pytest.raises(PlanError, match="0 of them held"):
+        Held(records, held.gold).cost(gold, tokenizer, 64)
     assert again["membership"] >= 0.95
     wanted = Objective(retained=measured["retained"], bound=1.0)
     choice = sweep(

@@ -3,99 +3,21 @@
 import dataclasses
 import json
 
-import numpy as np
 import pyarrow as pa
 import pytest
+from facts import GOLD, GOLD_2, ORIGINAL, UNLEARNED, Facts, plan_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unlearning.endpoints import Status
 from unlearning.errors import PlanError, RowsError
-from unlearning.plan import AttackPlan, AuditPlan
+from unlearning.plan import AuditPlan
 from unlearning.rows import SCHEMA, Row, opaque_id, read_rows, to_table, write_rows
 from unlearning.verdict import contradictions, verdict_from_rows
 
-STEPS = (10, 25)
-ORIGINAL, UNLEARNED, GOLD, GOLD_2 = (
-    ("original", "o"),
-    ("unlearned", "u"),
-    ("gold", "g1"),
-    ("gold", "g2"),
-)
-
-
-def plan_of(n=64, gold=("g1", "g2"), lookalikes=None, **changes):
-    """A plan for n forgotten, 20 retained and as many look-alikes as forgotten people."""
-    lookalikes = n if lookalikes is None else lookalikes
-    values = {"num_forgotten": n, "num_retained": 20, "num_lookalikes": lookalikes, "gold": gold}
-    attacks = AttackPlan(fine_tune_steps=STEPS)
-    return AuditPlan(
-        original="o", unlearned="u", attacks=attacks, resamples=400, **(values | changes)
-    )
-
-
-class Facts:
-    """What each model did; defaults are a clean erasure, every attribute is model -> value."""
-
-    def __init__(
-        self, n=64, models=(ORIGINAL, UNLEARNED, GOLD, GOLD_2), lookalikes=None, groups=None
-    ):
-        self.n, self.models = n, models
-        self.lookalikes = n if lookalikes is None else lookalikes
-        self.groups = groups or {}
-        everybody = set(range(n))
-        self.direct = {m: everybody if m == ORIGINAL else set() for m in models}
-        self.in_context = dict(self.direct)
-        self.fine_tune = {m: [s, s] for m, s in self.direct.items()}
-        self.shift = {m: -3.0 if m == ORIGINAL else 0.0 for m in models}
-        self.utility = dict.fromkeys(models, 0.5)
-
-    def rows(self):
-        """One row per measurement."""
-        found = []
-        noise = np.random.default_rng(3).normal(size=2 * (self.n + self.lookalikes))
-        for role, digest in self.models:
-            m = (role, digest)
-
-            def add(population, person, attack, score, value, probe=0, m=m):
-                subject = f"{population}-{person:04d}"
-                group = self.groups.get(person, "") if population == "forgotten" else ""
-                found.append(
-                    Row(subject, population, group, probe, *m, attack, score, float(value))
-                )
-
-            for person in range(self.n):
-                # The second phrasing never leaks: one leaking question must be enough.
-                add("forgotten", person, "direct/trained", "exact_match", person in self.direct[m])
-                add("forgotten", person, "direct/trained", "exact_match", 0, probe=1)
-                add("forgotten", person, "in_context", "exact_match", person in self.in_context[m])
-                for step, leaked in zip(STEPS, self.fine_tune[m], strict=True):
-                    add(
-                        "forgotten",
-                        person,
-                        f"fine_tune/step-{step}",
-                        "exact_match",
-                        person in leaked,
-                    )
-                if self.lookalikes:
-                    add(
-                        "forgotten", person, "membership", "loss", 5 + noise[person] + self.shift[m]
-                    )
-            for person in range(self.lookalikes):
-                add("lookalike", person, "membership", "loss", 5 + noise[self.n + person])
-            for person in range(20):
-                add("retained", person, "utility", "loss", self.utility[m] + 0.01 * noise[person])
-        return found
-
-    def judge(self, plan=None):
-        """The verdict on these facts."""
-        golds = tuple(d for r, d in self.models if r == "gold")
-        plan = plan or plan_of(self.n, golds, self.lookalikes)
-        return verdict_from_rows(to_table(self.rows()), plan)
-
 
 def test_a_clean_erasure_passes():
-    """No leak anywhere, membership and utility as gold, two gold seeds: PASS, with every interval in the reasons."""
+    """No leak anywhere, membership and utility as gold, three gold seeds: PASS, with every interval in the reasons."""
     verdict = Facts().judge()
     assert verdict.status is Status.PASS
     assert len(verdict.reasons) == 5
@@ -107,15 +29,6 @@ def test_a_clean_erasure_passes():
 def test_a_clean_erasure_passes_at_every_size_of_the_table(n):
     """Each row of the margin table can be passed by a perfect method."""
     assert Facts(n).judge().status is Status.PASS
-
-
-def test_a_tier_without_power_says_so():
-    """A tier that finds nothing in the original either is marked, so that nobody takes comfort from its zero."""
-    facts = Facts()
-    facts.in_context[ORIGINAL] = set()
-    verdict = facts.judge()
-    assert [e.has_power for e in verdict.endpoints[:3]] == [True, False, True]
-    assert ["proves nothing" in reason for reason in verdict.reasons[:3]] == [False, True, False]
 
 
 def test_fewer_than_sixteen_people_never_pass():
@@ -141,16 +54,6 @@ def test_auditing_the_original_as_unlearned_fails():
     facts = Facts()
     for leaks in (facts.direct, facts.in_context, facts.fine_tune, facts.shift):
         leaks[UNLEARNED] = leaks[ORIGINAL]
-    assert facts.judge().status is Status.FAIL
-
-
-def test_one_gold_seed_never_passes():
-    """With one gold seed a clean erasure is INCONCLUSIVE and says so; a leak is still FAIL."""
-    facts = Facts(models=(ORIGINAL, UNLEARNED, GOLD))
-    verdict = facts.judge()
-    assert verdict.status is Status.INCONCLUSIVE
-    assert "1 gold model seen" in verdict.reasons[0]
-    facts.direct[UNLEARNED] = set(range(40))
     assert facts.judge().status is Status.FAIL
 
 
@@ -399,8 +302,8 @@ def test_plans_round_trip_and_every_field_changes_the_digest():
     changed = {
         "num_forgotten": 65, "num_retained": 21, "num_lookalikes": 3, "original": "x", "unlearned": "y",
         "gold": ["g1"], "margin": "0.01", "auc_margin": "0.01", "utility_margin": "0.01",
-        "min_original_rate": "0.6", "attack_keeps": "0.95", "attack_min_step": 12, "min_gold_seeds": 3,
-        "alpha": "0.01", "resamples": 500, "seed": 7, "subgroups": [], "attacks": {"demonstrations": 1},
+        "min_original_rate": "0.6", "attack_keeps": "0.95", "attack_min_step": 12, "min_gold_seeds": 4,
+        "alpha": "0.01", "resamples": 500, "seed": 7, "subgroups": [], "attacks": {"demonstrations": 1}, "score_margins": {"loss": "0.05"},
     }  # fmt: skip
     assert set(changed) == set(plan.to_json()) - {"format"}
     digests = {AuditPlan.from_json(plan.to_json() | {k: v}).digest for k, v in changed.items()}
@@ -410,10 +313,10 @@ def test_plans_round_trip_and_every_field_changes_the_digest():
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2}, {"margin": "lots"}, {"margin": "-0.1"}, {"margin": 0.05}, {"surprise": 1}, {"gold": ["a", "a"]},
+        {"format": 1}, {"format": 3}, {"margin": "lots"}, {"margin": "-0.1"}, {"margin": 0.05}, {"surprise": 1}, {"gold": ["a", "a"]},
         {"num_forgotten": 0}, {"alpha": "0.6"}, {"attacks": {"fine_tune_steps": [25, 10]}}, {"seed": "0"},
         {"attacks": {"rows": 3}}, {"attacks": {"demonstrations": 0}}, {"attacks": {"fine_tune_lr": "0"}},
-        {"min_gold_seeds": 1}, {"attack_keeps": "0.5"}, {"min_original_rate": "0.1"}, {"attack_min_step": 1},
+        {"min_gold_seeds": 2}, {"score_margins": {"loss": "0.2"}}, {"score_margins": {"rank": "0.1"}}, {"attack_keeps": "0.5"}, {"min_original_rate": "0.1"}, {"attack_min_step": 1},
         {"resamples": 10}, {"alpha": "0.2"}, {"gold": [1]}, {"attacks": {"fine_tune_steps": ["10"]}}, {"margin": "NaN"},
     ],
 )  # fmt: skip

@@ -28,6 +28,7 @@ from trainer.spec import (
     save_run,
 )
 from trainer.step import train_step
+from valuation import dots
 from valuation.capture import Capture
 from valuation.displacement import Displacement, inner
 from valuation.dots import token_dots
@@ -293,6 +294,22 @@ def test_fused_dots_are_those_of_the_sites(tmp_path, shape):
         token_losses(model, batch).sum().backward()
     torch.testing.assert_close(
         token_dots(capture.sites, direction), capture.token_dots(direction), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_large_float32_products_are_those_of_the_sites(tmp_path, monkeypatch):
+    """The product that large float32 matrices take gives the numbers of the sites, to float32 rounding."""
+    monkeypatch.setattr(dots, "_LARGE", 0)
+    model = Transformer(MODEL)
+    init_parameters(model, 3)
+    batch = setting(tmp_path)[1].batch(0)
+    generator = torch.Generator().manual_seed(1)
+    direction = {n: torch.randn(p.shape, generator=generator) for n, p in model.named_parameters()}
+    capture = Capture(model)
+    with capture:
+        token_losses(model, batch).sum().backward()
+    torch.testing.assert_close(
+        token_dots(capture.sites, direction), capture.token_dots(direction), rtol=1e-4, atol=1e-5
     )
 
 

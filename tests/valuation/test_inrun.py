@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from trainer.data import BatchPlan, TokenStore, write_tokens
+from trainer.data import BatchPlan, TokenStore, pack, write_tokens
 from trainer.errors import DataError
 from trainer.model import Transformer, init_parameters
 from trainer.objective import LanguageModelling
@@ -271,6 +271,28 @@ def test_a_larger_target_sample_contains_the_smaller(tmp_path):
     assert seen[0]
     assert seen[0] < seen[1] < seen[2]
     assert len(seen[2]) == 30
+
+
+def test_a_target_sample_holds_no_empty_columns(tmp_path):
+    """Columns that no row fills are left out, and loss and gradient are those of the padded rows, to 1e-12."""
+    records = [
+        (0, bytes([1] * 32), "ann", [1, 2, 3, 4, 30]),
+        (1, bytes([2] * 32), "ann", [5, 6, 30]),
+    ]
+    write_tokens(
+        tmp_path / "target", corpus_version="none", tokenizer_digest="0" * 64, vocab_size=VOCAB,
+        end_of_text=VOCAB - 1, records=records,
+    )  # fmt: skip
+    store = TokenStore.open(tmp_path / "target")
+    (cut,) = target_sample(store, 3, 1, 16, 4)
+    padded = pack([(i, store.record_id(i), store.tokens(i)) for i in (0, 1)], 16)
+    assert cut.tokens_BT.shape == (1, 8)
+    assert padded.tokens_BT.shape == (1, 16)
+    got, want = (aggregate_gradient(fresh_model(), [batch]) for batch in (cut, padded))
+    assert got.labels == want.labels == 6
+    assert got.loss == pytest.approx(want.loss, rel=1e-12)
+    for name, value in want.direction.items():
+        torch.testing.assert_close(got.direction[name], value, rtol=1e-12, atol=1e-14)
 
 
 def make_run(directory, steps=12, **extra):

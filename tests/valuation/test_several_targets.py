@@ -1,6 +1,8 @@
-"""Several buyers' targets in one run: every model is measured on each, no number of one depends on another, nothing is trained twice."""
+"""Several buyers' targets, and several seeds, in one run: no number of one depends on another, nothing is trained twice."""
 
+import dataclasses
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -19,8 +21,8 @@ from trainer.spec import (
     with_extra,
 )
 from valuation import proxy
-from valuation.bank import ORDER, bank_file, load_utilities, read_bank
-from valuation.errors import UtilityError
+from valuation.bank import ORDER, bank_file, load_seeds, load_utilities, read_bank
+from valuation.errors import ProxyError, UtilityError
 from valuation.proxy import retrain
 
 VOCAB = 31
@@ -111,3 +113,43 @@ def test_another_target_than_the_committed_one_is_refused(tmp_path):
     others = [["../second", "0" * 64]]
     with pytest.raises(DataError):
         retrain(with_extra(run, others=others), folder)
+
+
+def test_each_seed_has_the_losses_that_a_run_of_it_alone_leaves(tmp_path, monkeypatch):
+    """Banks under further seeds are bit for bit, keys too, those of runs with that seed; a file that is lost is trained again alone; targets go with seeds."""
+    run, folder = prepared(tmp_path / "all", "second")
+    run = with_extra(run, seeds=[11, 8])
+    assert retrain(run, folder) == 0
+    found = load_seeds(folder)
+    assert len({one.nll_CQ.tobytes() for one in found}) == 3
+    for seed, one in zip((5, 8, 11), found, strict=True):
+        own, alone = prepared(tmp_path / str(seed), "second")
+        assert retrain(dataclasses.replace(own, seed=seed), alone) == 0
+        np.testing.assert_array_equal(one.nll_CQ, load_utilities(alone).nll_CQ)
+        name = 3 if seed == 5 else f"3-{seed}"
+        assert np.load(bank_file(folder, name))["key"] == np.load(bank_file(alone, 3))["key"]
+        further = None if seed == 5 else seed
+        np.testing.assert_array_equal(load_utilities(folder, 1, further).nll_CQ, load_utilities(alone, 1).nll_CQ)  # fmt: skip
+    told = json.loads((folder / "result.json").read_bytes())
+    assert set(told["seeds"]) == {"8", "11"}
+    bank_file(folder, "2-8").unlink()
+    calls = []
+    train = proxy.train_coalition
+    monkeypatch.setattr(proxy, "train_coalition", lambda job: calls.append(job) or train(job))
+    assert retrain(run, folder) == 0
+    assert [(job.coalition, job.seed) for job in calls] == [(2, 8)]
+    assert json.loads((folder / "result.json").read_bytes()) == told
+
+
+def test_seeds_that_cannot_be_meant_are_refused(tmp_path):
+    """A seed twice, the run's own among the further ones, one that was not trained, and a bank file of another seed under its name."""
+    run, folder = prepared(tmp_path)
+    for seeds, said in (([8, 8], "different seeds"), ([5], "got it twice"), ([-1], "0 or more")):
+        with pytest.raises(ProxyError, match=said):
+            retrain(with_extra(run, seeds=seeds), folder)
+    assert retrain(with_extra(run, seeds=[8]), folder) == 0
+    with pytest.raises(UtilityError, match="not asked for that seed"):
+        load_utilities(folder, 0, 9)
+    bank_file(folder, "1-8").write_bytes(bank_file(folder, 1).read_bytes())
+    with pytest.raises(UtilityError, match="other ones"):
+        load_seeds(folder)

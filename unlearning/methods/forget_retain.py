@@ -175,7 +175,7 @@ def inputs_of(
     tokenizer = FileTokenizer(directory / config.tokenizer)
     forgotten = forgotten_records(records, tokenizer, run.config.batch.length, config.forget_tokens)
     # The sealed records are left out of the retain term even if the excluded file forgets one of them.
-    sealed = {bytes.fromhex(r.record_id) for r in records if _is_digest(r.record_id)}
+    sealed = sealed_ids(records)
     plan = BatchPlan(
         open_store(run, directory),
         run.seed,
@@ -185,6 +185,11 @@ def inputs_of(
         load_selection(run, directory),
     )
     return plan, forgotten, tokenizer
+
+
+def sealed_ids(records: Sequence[Record]) -> frozenset[bytes]:
+    """Ids of the sealed records that are a corpus's (hex of 32 bytes); others have none in any token folder."""
+    return frozenset(bytes.fromhex(r.record_id) for r in records if _is_digest(r.record_id))
 
 
 def reference_logprobs(model: Any, forgotten: Sequence[Forgotten]) -> Tensor:

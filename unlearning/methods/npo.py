@@ -11,8 +11,8 @@ audit decides, not the method.
 digits is at chance after a fall of 6·ln 10 = 14 nats, where 0.1 still pushes with 40 % of full strength. Measured on a model of one
 million parameters (100 steps at rate 0.001): with 0.1 the loss of retained people rose from 0.29 to 0.70 nats per token, with 0.5 it
 stayed at 0.29, and no tier brought a number back in either; but losses gave members away with 0.5 and not with 0.1. A sweep on people whom nobody
-audits, with membership and exposure in its rule, chose 0.1, at half that rate (README, "A sweep"). A rate can be too small: at 0.0002 tier 3
-brought 9 % of the people back with 0.1 and 24 % with 0.5, because small changes are undone by small changes.
+audits, with held people, membership and exposure in its rule, chose 0.1 with all tokens of a record pushed and four times the retain
+weight (README, "A sweep"). A rate can be too small: at 0.0002 tier 3 brought 9 % of the people back with 0.1 and 24 % with 0.5, because small changes are undone by small changes.
 
 Source: Zhang, Lin, Bai, Mei, "Negative preference optimization", COLM 2024, arXiv 2404.05868, eq. 3.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unlearning.errors import PlanError
 
@@ -94,8 +94,22 @@ GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Method → field → values that a sweep tries beside the rates; a method that isn't here keeps its defaults."""
 
-SWEPT: dict[str, tuple[str, dict[str, str]]] = {"npo": ("0.0005", {"beta": "0.1"})}
-"""Method → (peak rate, changed fields) that `make accept STUDY=unlearning-sweep` chose on validation people by the graph's recipe at its size
+
+class Swept(NamedTuple):
+    """What a sweep has chosen for a method."""
+
+    rate: str
+    """Peak rate of the optimiser, a decimal string."""
+    settings: Mapping[str, str]
+    """Field of `Settings` → decimal string."""
+    recipe: Mapping[str, str]
+    """Of `sweep.RECIPE` → value: which tokens are pushed, and the share of retained tokens that neighbours have."""
+
+
+SWEPT = {
+    "npo": Swept("0.001", {"beta": "0.1", "retain_weight": "4"}, {"forget_tokens": "all", "neighbours": "0.9"})
+}  # fmt: skip
+"""Method → what `make accept STUDY=unlearning-sweep` chose on validation people by the graph's recipe at its size
 default (README, "A sweep"); no audited person had a part in it. A method that isn't here has had no sweep."""
 
 

@@ -48,7 +48,6 @@ def controls(audits: Audits) -> Iterator[Assertion]:
         The assertions in order.
     """
     many = audits.study.profile.counts["forgotten"] >= MANY
-    gold, *others = audits.golds
     original = audits.audit("original")
     ends = _ends(original)
     direct = audits.rate("original", "direct/trained")
@@ -76,8 +75,9 @@ def controls(audits: Audits) -> Iterator[Assertion]:
     )  # fmt: skip
     (control,) = [c for c in original.controls if "too hot" in c.name]
     yield Assertion("A5", control.holds, control.detail)
-    # Fewer than two others give no PASS; the model then stands among its own references.
-    identity = audits.audit(gold, others if len(others) > 1 else audits.golds)
+    # A PASS needs three distinct gold models: the audited one stands among them. Its distance from itself is none, which the envelope over
+    # gold models can't use to its favour; each against the remaining ones is a control of every audit.
+    identity = audits.audit(audits.golds[0], audits.golds)
     yield Assertion(
         "A6", identity.status is Status.PASS and original.status is Status.FAIL,
         f"gold audited as unlearned: {identity.status} (PASS); the original: {original.status} (FAIL)",

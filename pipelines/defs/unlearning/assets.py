@@ -50,7 +50,7 @@ def gold_checkpoint(
     return home.materialize(context, inputs, make, describe.gold_checkpoint)
 
 
-@dg.asset(group_name=GROUP, code_version="5", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="6", kinds={"pytorch"}, owners=OWNERS)
 def unlearned_checkpoint(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result, training_plan: Result, erasure_request: Result, checkpoint: Result,
@@ -77,7 +77,7 @@ def unlearned_checkpoint(
     return home.materialize(context, inputs, make, describe.unlearned_checkpoint)
 
 
-@dg.asset(group_name=GROUP, code_version="7", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="8", kinds={"pytorch"}, owners=OWNERS)
 def robustness_audit(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, tokens: Result, target: Result, evaluation_plan: Result, erasure_request: Result,

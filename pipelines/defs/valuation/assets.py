@@ -75,7 +75,7 @@ def owner_values(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, clusters: Result, tokens: Result, target: Result, evaluation_plan: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
-    """Shapley value of every lot of records by retraining the proxy on coalitions, and the owners' shares, with errors over the target."""
+    """Shapley value of every lot of records by retraining the proxy on coalitions, and the owners' shares, with errors over target and seeds."""
     site = home.site()
     inputs = steps.owner_values_inputs(site, clusters, tokens, target, evaluation_plan)
     run = launcher(context, pipes)
@@ -85,7 +85,7 @@ def owner_values(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="4", kinds={"parquet"}, owners=OWNERS, name="values")
+@dg.asset(group_name=GROUP, code_version="5", kinds={"parquet"}, owners=OWNERS, name="values")
 def value_table(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result,
     influence: Result, owner_values: Result, evaluation_plan: Result,

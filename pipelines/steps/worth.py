@@ -1,0 +1,100 @@
+"""From the bank of retrained coalitions to the values of lots and owners, with errors over target records and seeds."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipelines.site import Site
+    from valuation import GroupValues
+    from valuation.bank import Utilities
+    from valuation.entities import Holdings
+
+
+def told(banks: "Sequence[Utilities]") -> list[str]:
+    """Mean loss of every coalition under every seed, in words that can be hashed."""
+    return [
+        f"{mask}:{float(nll_Q.sum() / bank.tokens_Q.sum())!r}"
+        for bank in banks
+        for mask, nll_Q in zip(bank.coalitions_C.tolist(), bank.nll_CQ, strict=True)
+    ]
+
+
+def entity_names(site: "Site", held: "Holdings") -> dict[str, str]:
+    """Owner → legal entity, of the owners that there are."""
+    declared = site.config.entity_of
+    return {owner: declared[owner] for owner in held.owners if owner in declared}
+
+
+def worth(
+    site: "Site", banks: "Sequence[Utilities]", cut: Mapping[str, Any], orders: Any
+) -> dict[str, Any]:
+    """Values of lots and owners on one target: means over the seeds' banks."""
+    import numpy as np
+
+    from valuation import (
+        lot_gains,
+        owner_intervals,
+        purity,
+        sampled_with_interval,
+        shapley_with_interval,
+    )
+    from valuation.bank import losses_by_seed
+    from valuation.completion import added_variance
+    from valuation.entities import merged
+
+    lots, held, num = cut["lots"], cut["holdings"], len(banks[0].groups)
+    tokens_OK, tokens_Q = held.tokens_OK, banks[0].tokens_Q
+    nll = losses_by_seed(banks)
+    if orders is None:
+        table = np.stack([nll[mask] for mask in range(1 << num)], axis=1)
+        found = shapley_with_interval(table, tokens_Q)
+    else:
+        found = sampled_with_interval(nll, tokens_Q, orders)
+    gains_KQ, order_variance_K = lot_gains(nll, num, orders, tokens_Q)
+    if (added_K := added_variance(banks)) is not None:
+        order_variance_K = order_variance_K + added_K
+        found = owner_intervals(
+            gains_KQ, np.eye(num, dtype=np.int64), tokens_Q, order_variance_K=order_variance_K, method="shapley.updated"
+        )  # fmt: skip
+    intervals = partial(
+        owner_intervals, gains_KQ, tokens_Q=tokens_Q, order_variance_K=order_variance_K
+    )
+    pure_K = purity(tokens_OK)
+    nobody, everybody = (
+        float(nll[mask].mean(axis=0).sum() / tokens_Q.sum()) for mask in (0, (1 << num) - 1)
+    )
+    values = {
+        "method": found.method,
+        "groups": [
+            {
+                "id": lot, "owners": [owner for row, owner in enumerate(held.owners) if tokens_OK[row, place]], "tokens": int(lots.tokens_K[place]),
+                "value": float(found.values_n[place]), "se": float(found.se_n[place]), "seed_se": _seed_part(found, place), "low": float(found.ci_low_n[place]),
+                "high": float(found.ci_high_n[place]), "purity": float(pure_K[place]), "personal": bool(lots.personal_K[place]),
+            }
+            for place, lot in enumerate(lots.ids)
+        ],
+        "owners": _holders(held, intervals(tokens_OK)),
+        "target_records": int(found.num_target_records), "total_se": found.total_se, "loss_empty": nobody, "loss_all": everybody,
+        "efficiency_error": float(abs(found.values_n.sum() - (nobody - everybody))),
+    }  # fmt: skip
+    if site.config.pricing.split == "entity":
+        whole = merged(held, entity_names(site, held))
+        values["entities"] = _holders(whole, intervals(whole.tokens_OK))
+    return values
+
+
+def _seed_part(found: "GroupValues", place: int) -> float:
+    """What of a standard error is the seeds' spread; 0 of one seed, which has none (`seeds` says how many there were)."""
+    return 0.0 if found.seed_se_n is None else float(found.seed_se_n[place])
+
+
+def _holders(held: "Holdings", each: "GroupValues") -> list[dict[str, Any]]:
+    """What a result tells of every owner or entity."""
+    return [
+        {
+            "id": owner, "tokens": held.tokens_OK[row].tolist(), "records": int(held.records_O[row]), "value": float(each.values_n[row]),
+            "se": float(each.se_n[row]), "seed_se": _seed_part(each, row), "low": float(each.ci_low_n[row]), "high": float(each.ci_high_n[row]),
+        }
+        for row, owner in enumerate(held.owners)
+    ]  # fmt: skip
