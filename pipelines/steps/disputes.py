@@ -9,6 +9,7 @@ from pipelines.steps import foundation, increments
 from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import open_ledger
 from pipelines.steps.pricing import price_list
+from pipelines.steps.worth import lot_values
 from provenance import jcs
 from trainer.spec import load_run
 
@@ -111,21 +112,19 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
     import numpy as np
 
     from pipelines.steps.pricing import owners_of
-    from valuation import sample_orders, sampled_with_interval, shapley_with_interval, to_nano
-    from valuation.bank import load_seeds, losses_by_seed
+    from valuation import sample_orders, to_nano
+    from valuation.bank import load_seeds
     from valuation.intervals import value_rows
 
     banks = load_seeds(site.home.runs / valued["run"], part)
-    num, nll, tokens_Q = len(banks[0].groups), losses_by_seed(banks), banks[0].tokens_Q
-    if valued["method"] in ("shapley.exact", "shapley.updated"):
-        group = shapley_with_interval(np.stack([nll[m] for m in range(1 << num)], axis=1), tokens_Q)
-    else:
+    num, orders = len(banks[0].groups), None
+    if valued["method"] not in ("shapley.exact", "shapley.updated"):
         plan = latest(site.home.results, "evaluation_plan")
         assert plan is not None, "values were made under a plan"
         orders = sample_orders(
             num, site.size.permutations, np.random.default_rng(plan["seeds"]["orders"])
         )
-        group = sampled_with_interval(nll, tokens_Q, orders)
+    group, *_ = lot_values(banks, orders)
     lot_rows = to_nano(value_rows(group, banks[0].groups, target="target_value"))
     made = {("lot", row.subject_id): row.value_nano for row in lot_rows}
     errors = {row.subject_id: (row.se_nano, row.ci_low_nano, row.ci_high_nano) for row in lot_rows}

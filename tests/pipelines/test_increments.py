@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from graph_based import LATER
 from graph_commands import environment, ledger, values
 
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
-from pipelines.steps import corpus, increments, valuation
+from pipelines.steps import corpus, disputes, increments, pricing, valuation
 from pipelines.steps.owners import Bank
 from pipelines.storage.errors import ConfigError
 from pipelines.storage.terms import ValuesConfig
@@ -103,6 +104,7 @@ def test_an_update_at_a_third_of_the_calls_holds_within_its_intervals(
     assert calls <= 0.3 * new
     assert (sampled["method"], sampled["coalitions"]) == ("shapley.updated", old + calls)
     assert sampled["efficiency_error"] < 1e-9
+    _disputed(opened(home, groups=lots), sampled)
     exact = valued(opened(home, groups=lots, update="exact"), delivered_home)
     assert (exact["update"]["calls"], exact["update"]["reused"], exact["update"]["predicted"]) == (old - calls, old + calls, 0)  # fmt: skip
     if lots == 5:  # all of them from nothing are those of the bank, bit for bit
@@ -121,6 +123,20 @@ def test_an_update_at_a_third_of_the_calls_holds_within_its_intervals(
     assert (bank.gains[1] > 0).all()
     nothing = valued(opened(home, groups=lots, update="exact"), delivered_home)
     assert nothing.data_version == exact.data_version
+
+
+def _disputed(site: Site, sampled: Result) -> None:
+    """The published values, and their errors with what prediction adds, are recomputed from what was trained; a changed one is found."""
+    parts = [latest(site.home.results, name) for name in ("corpus", "tokens", "influence")]
+    plan = latest(site.home.results, "evaluation_plan")
+    pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
+    table = pl.read_parquet(site.home.table("values"))
+    assert disputes._values(site, sampled, table, 0)[1]
+    changed = table.with_columns(ci_low_nano=pl.col("ci_low_nano") + 1000)
+    assert not disputes._values(site, sampled, changed, 0)[1]
+    _, holds, said = disputes._bank(site, sampled, 0)
+    assert holds
+    assert f"{sampled['update']['predicted']} of them predicted" in said
 
 
 def test_what_makes_all_be_computed_anew_is_said(
