@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +44,8 @@ ORDER = 2
 MAX_GROUPS = 53  # a coalition is an integer in committed JSON, exact up to 2**53 everywhere
 RESULT_FILE = "result.json"
 _EXTRA = {
-    "groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots", "backend", "others", "order", "seeds"
+    "groups", "coalitions", "target", "target_digest", "jobs", "epochs", "lots", "backend", "others", "order", "seeds",
+    "share", "first",
 }  # fmt: skip
 
 
@@ -72,6 +73,10 @@ class ProxyPlan:
     """Token folders of further targets and the digests that their tokens.json must have."""
     order: int = ORDER
     """Version of the order of trainings; only the present one can be trained."""
+    share: tuple[int, int] | None = None
+    """(a, b): a coalition trains on a of each b of its tokens; None = as much as `run.steps` allow all groups together."""
+    first: int | None = None
+    """Groups that the bank holds all coalitions of; those behind them came later, and what wasn't trained is predicted (`valuation.completion`)."""
     seeds: tuple[int, ...] = ()
     """Further seeds beside the run's own; every coalition is trained under each of them as well."""
 
@@ -104,6 +109,7 @@ class ProxyPlan:
                 f"coalitions: expected 0..{self.everyone} for {len(self.groups)} groups, "
                 f"got {self.coalitions[0]}..{self.coalitions[-1]}",
             )
+        self._check_update()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
             raise ProxyError(
                 f"seeds: expected different seeds of 0 or more, got {list(self.seeds)}"
@@ -111,6 +117,13 @@ class ProxyPlan:
         for name, value in (("jobs", self.jobs), ("epochs", self.epochs)):
             if value < 1:
                 raise ProxyError(f"{name}: expected at least 1, got {value}")
+
+    def _check_update(self) -> None:
+        """A share and a number of first groups that can be meant, where there are any."""
+        if self.share is not None and not 1 <= self.share[0] <= self.share[1]:
+            raise ProxyError(f"share: expected (a, b) with 1 <= a <= b, got {self.share}")
+        if self.first is not None and not 1 <= self.first <= len(self.groups):
+            raise ProxyError(f"first: expected 1..{len(self.groups)}, got {self.first}")
 
     @property
     def everyone(self) -> int:
@@ -131,6 +144,7 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
             `target`, a token folder, both absolute or relative to the run's folder; `order`, which must be `ORDER`; optional `coalitions`
             (list of bitmasks, here or in the groups file; without it all of them), `target_digest`, `jobs`, `backend`, `epochs`;
             `others`, a list of `[token folder, digest]`: further targets that every model is measured on;
+            `share`, `[a, b]`, and `first`, a number: see `ProxyPlan`;
             `seeds`, a list of further seeds under which every coalition is trained;
             `lots`, `[file, sha256]`: groups are lots of records, whoever owns them (then "owners" are the lots' own names).
         directory: folder of the run.
@@ -180,15 +194,21 @@ def read_plan(extra: dict[str, Any], directory: Path) -> ProxyPlan:
         others=tuple(
             (directory / folder, str(digest)) for folder, digest in extra.get("others", ())
         ),
+        share=(int(extra["share"][0]), int(extra["share"][1])) if "share" in extra else None,
+        first=int(extra["first"]) if "first" in extra else None,
         seeds=tuple(int(seed) for seed in extra.get("seeds", ())),
     )
 
 
 def bank_key(settings: Mapping[str, Any], plan: ProxyPlan, coalition: int) -> str:
-    """Hex digest of everything that a coalition's losses depend on.
+    """Hex digest of everything that a coalition's losses depend on, and of nothing else.
+
+    Of lots that is what they hold: a coalition keeps its key when others come, when a delivery makes another corpus version of the same
+    records, and when its lots are counted otherwise. Of owners it is the whole corpus.
 
     Args:
-        settings: JSON without floats: model, optimiser, seed, digests of the tokens, and so on.
+        settings: JSON without floats: model, optimiser, seed, digests of the tokens, and so on; of lots, in place of those, `lots`, the digest
+            of each one's contents, and `share`.
         plan: passes, order, and the owners of the coalition and of all groups (these set the budget).
         coalition: bitmask.
 
@@ -200,9 +220,16 @@ def bank_key(settings: Mapping[str, Any], plan: ProxyPlan, coalition: int) -> st
         "settings": dict(settings),
         "order": plan.order,
         "epochs": plan.epochs,
-        "players": list(plan.owners(plan.everyone)),
-        "owners": list(plan.owners(coalition)),
-    } | ({"lots": plan.lots[1]} if plan.lots else {})
+    }
+    if "lots" in settings:
+        own = [lot for bit, lot in enumerate(settings["lots"]) if coalition >> bit & 1]
+        body["settings"] = {name: value for name, value in settings.items() if name != "lots"}
+        body["lots"] = sorted(own)
+    else:
+        body |= {
+            "players": list(plan.owners(plan.everyone)),
+            "owners": list(plan.owners(coalition)),
+        }
     return hashlib.sha256(jcs(body)).hexdigest()
 
 
@@ -315,6 +342,10 @@ class Utilities:
     """Predicted tokens of each target record."""
     index_Q: NDArray[np.int64]
     """Index of each target record in the target's tokens."""
+    predicted_C: NDArray[np.bool_] | None = None
+    """Which rows weren't trained but predicted; None = every row was trained."""
+    variance_K: NDArray[np.float64] | None = None
+    """What prediction adds to the variance of each group's value; None = nothing."""
 
     @property
     def record_utility_CQ(self) -> NDArray[np.float64]:
@@ -336,7 +367,7 @@ def load_utilities(directory: Path, part: int = 0, seed: int | None = None) -> U
         seed: one of the run's further seeds; None = its own.
 
     Returns:
-        The losses of every coalition that result.json names.
+        The losses of every coalition that result.json names; where the run goes on from an earlier bank (`first`), of all coalitions.
 
     Raises:
         UtilityError: the run isn't done, wasn't asked for that target or seed, or a bank file is missing or isn't the one that
@@ -357,13 +388,26 @@ def load_utilities(directory: Path, part: int = 0, seed: int | None = None) -> U
                 f"{'other ones' if content else 'no file'}; run the proxy again",
             )
         contents.append(part_of(content, part))
-    return Utilities(
+    found = Utilities(
         groups=tuple(group["id"] for group in result["groups"]),
         coalitions_C=np.array(names, dtype=np.int64),
         nll_CQ=np.stack([content["nll_Q"] for content in contents]),
         tokens_Q=contents[0]["tokens_Q"],
         index_Q=contents[0]["index_Q"],
     )
+    lacking = len(names) < 1 << len(found.groups)
+    return _completed(found, result["first"]) if "first" in result and lacking else found
+
+
+def _completed(found: Utilities, first: int) -> Utilities:
+    """The table of all coalitions, what wasn't trained predicted."""
+    from valuation.completion import complete
+
+    nll = dict(zip(found.coalitions_C.tolist(), found.nll_CQ, strict=True))
+    made = complete(nll, len(found.groups), first, found.tokens_Q)
+    return replace(
+        found, coalitions_C=np.arange(len(made.nll_CQ)), nll_CQ=made.nll_CQ, predicted_C=made.predicted_C, variance_K=made.variance_n,
+    )  # fmt: skip
 
 
 def load_seeds(directory: Path, part: int = 0) -> tuple[Utilities, ...]:

@@ -29,6 +29,7 @@ weights across subsets as in the subset banks of datamodels, arXiv 2202.00622.
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import threading
 from dataclasses import dataclass, replace
@@ -185,6 +186,16 @@ def _jobs(run: RunSpec, directory: Path, plan: ProxyPlan, settings: dict[str, An
 def _settings(run: RunSpec, directory: Path, plan: ProxyPlan) -> dict[str, Any]:
     """What all coalitions share and the bank's key covers; opening the tokens checks them."""
     config = to_json(run.config)
+    store = open_store(run, directory)
+    read: dict[str, Any] = {
+        "tokens": store.digest,
+        "excluded": run.excluded.digest if run.excluded else "none",
+    }
+    if plan.lots is not None:
+        read = {
+            "lots": _lot_digests(run, directory, plan),
+            "share": list(_share(run, directory, plan)),
+        }
     return {
         "model": config["model"],
         "init_root": run.init_root,
@@ -192,10 +203,28 @@ def _settings(run: RunSpec, directory: Path, plan: ProxyPlan) -> dict[str, Any]:
         "batch": config["batch"],
         "seed": run.seed,
         "steps": run.steps,
-        "excluded": run.excluded.digest if run.excluded else "none",
-        "tokens": open_store(run, directory).digest,
         "target": open_tokens(plan.target, plan.target_digest).digest,
+        **read,
     } | ({"others": [open_tokens(*other).digest for other in plan.others]} if plan.others else {})
+
+
+def _lot_digests(run: RunSpec, directory: Path, plan: ProxyPlan) -> list[str]:
+    """What each lot holds: SHA-256 over the sorted digests of its records' contents, as a training reads them."""
+    store, live_N = _training_set(run, directory)
+    members, digest_N = _membership(store, plan), contents(store)
+    held = [sorted(digest_N[index] for index in live_N[members(1 << bit)[live_N]].tolist()) for bit in range(len(plan.groups))]  # fmt: skip
+    return [hashlib.sha256(b"".join(each)).hexdigest() for each in held]
+
+
+def _share(run: RunSpec, directory: Path, plan: ProxyPlan) -> tuple[int, int]:
+    """(a, b): a coalition trains on a of each b of its tokens, in integers, so the same budget on every machine."""
+    if plan.share is not None:
+        return plan.share
+    store, live_N = _training_set(run, directory)
+    all_N = _membership(store, plan)(plan.everyone)
+    everything = int(store.lengths_N[live_N[all_N[live_N]]].sum()) * plan.epochs
+    batch = run.config.batch
+    return min(everything, run.steps * batch.rows * batch.length), max(everything, 1)
 
 
 def train_coalition(job: _Job) -> Outcome:
@@ -233,12 +262,10 @@ def _rows(job: _Job) -> TrainingRows:
     run, plan, batch = job.run, job.plan, job.run.config.batch
     store, live_N = _training_set(run, job.directory)
     members = _membership(store, plan)
-    member_N, all_N = members(job.coalition), members(plan.everyone)
-    # Integers throughout: the same budget on every machine.
-    everything = int(store.lengths_N[live_N[all_N[live_N]]].sum()) * plan.epochs
+    member_N = members(job.coalition)
     own = int(store.lengths_N[live_N[member_N[live_N]]].sum()) * plan.epochs
-    limit = min(everything, run.steps * batch.rows * batch.length)
-    budget = own * limit // max(everything, 1)
+    part, whole = _share(run, job.directory, plan)
+    budget = own * part // whole
     digest_N = contents(store)
     order = [shared_order(digest_N, live_N, run.seed, epoch) for epoch in range(plan.epochs)]
     index_R = np.concatenate([epoch_N[member_N[epoch_N]] for epoch_N in order])
@@ -331,6 +358,7 @@ def _finish(run: RunSpec, directory: Path, plan: ProxyPlan, jobs: list[_Job]) ->
             "groups": [{"id": name, "owners": list(owners)} for name, owners in plan.groups],
             "coalitions": told[None],
         }
+        | ({"first": plan.first} if plan.first is not None else {})
         | ({"seeds": {str(seed): told[seed] for seed in plan.seeds}} if plan.seeds else {})
         | ({"other_targets": [digest for _, digest in plan.others]} if plan.others else {}),
     )

@@ -6,7 +6,7 @@ on the same coalitions of owners finds two numbers,
     rank    Spearman's correlation of the owners' values from the proxy with those from the larger model
     moved   ½ Σ_i | v⁺_i / Σ v⁺ - w⁺_i / Σ w⁺ |,    the share of the pool that other owners would get
 
-both with intervals over owners and seeds. They belong to one proxy: its name is the digest of shape, optimiser, batch and steps,
+both with intervals over owners and seeds. They belong to one proxy: its name is the digest of shape, optimiser, batch, steps and base model,
 as a run's ``run.json`` states them, whatever the corpus, seed or target. A *transfer file* is JSON with one record per proxy; the
 ledger's entry of values says what it says of the proxy that was used, or ``not measured``.
 
@@ -124,7 +124,8 @@ def proxy_digest(run: Mapping[str, Any]) -> str:
     """Name of the proxy that a run trains.
 
     Args:
-        run: a ``run.json``, parsed; `config.model`, `config.optim`, `config.batch` and `steps` are read.
+        run: a ``run.json``, parsed; `config.model`, `config.optim`, `config.batch`, `steps` and, where coalitions went on from a base model,
+            `init_root` are read.
 
     Returns:
         64 hex digits; corpus, seed, target and coalitions don't change them.
@@ -135,6 +136,8 @@ def proxy_digest(run: Mapping[str, Any]) -> str:
     try:
         body: dict[str, Any] = {name: run["config"][name] for name in _SETTINGS}
         body["steps"] = run["steps"]
+        if (base := run.get("init_root", "none")) != "none":
+            body["init_root"] = base
     except (KeyError, TypeError) as error:
         raise EvaluationError(f"run: expected config with {_SETTINGS} and steps, got {error!r}") from None  # fmt: skip
     return hashlib.sha256(jcs(body)).hexdigest()

@@ -105,7 +105,7 @@ def update_values(
         raise UtilityError(
             f"budget: expected at least {num_features + 2 + len(ends)} of {len(missing)} unknown coalitions, got {budget}"
         )
-    trained = [*ends, *_chosen(inner, num_players, max(0, budget - len(ends)), generator)]
+    trained = [*ends, *chosen_coalitions(inner, num_players, max(0, budget - len(ends)), generator)]
     reused = len(memo.known)
     memo(trained)
     table_C = np.array([memo.known.get(mask, 0.0) for mask in range(size)])
@@ -123,7 +123,7 @@ def update_values(
     freedom = len(seen) - int(np.linalg.matrix_rank(features_CF[seen]))
     variance = float(gap_M @ gap_M) / max(freedom, 1)
     table_C[left] = base_C[left] + features_CF[left] @ coefficient_F
-    weight_nU = _linear(num_players, weights_n)[:, left]
+    weight_nU = semivalue_matrix(num_players, weights_n)[:, left]
     through_nF = weight_nU @ features_CF[left]
     spread_n = (weight_nU**2).sum(axis=1) + ((through_nF @ inverse_FF) * through_nF).sum(axis=1)
     from scipy.stats import t as student
@@ -168,7 +168,7 @@ def after_erasure(utility_C: ArrayLike, player: int) -> Floats:
     return old_C[(masks >> player & 1) == 0]
 
 
-def _chosen(
+def chosen_coalitions(
     masks: list[int], num_players: int, budget: int, generator: np.random.Generator
 ) -> list[int]:
     """Coalitions to train: half of them the outermost by size, ties at random, the others drawn from the rest."""
@@ -188,7 +188,7 @@ def _features(base_C: Floats, num_players: int) -> Floats:
     return np.column_stack([np.ones(len(base_C)), member_Cn, level_C, level_C**2])
 
 
-def _linear(num_players: int, weights_n: Floats) -> Floats:
+def semivalue_matrix(num_players: int, weights_n: Floats) -> Floats:
     """W of φ = W V, [n, 2^n]."""
     masks = np.arange(1 << num_players)
     sizes = np.bitwise_count(masks).astype(np.int64)

@@ -84,7 +84,7 @@ def verify(
 
 def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
     """Every claim of the home with the problems found, recomputed from disk."""
-    from pipelines.steps import audit_report, judgement
+    from pipelines.steps import audit_report, foundation, judgement
     from pipelines.steps import audit_trail as trail
 
     claims: list[tuple[str, Callable[..., list[str]], tuple[str, ...]]] = [
@@ -94,6 +94,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("token shards: decode to the records", trail.tokens, ("tokens", "corpus")),
         ("target: nothing of it is in the corpus", trail.target, ("target", "corpus")),
         ("ledger: signature, every entry, root", trail.ledger, ("commitment",)),
+        ("base model of the values: its files and weights are those of the plan, or there is none", foundation.problems, ("evaluation_plan",)),
         ("plan: in the ledger before training, and its rule was followed", trail.plan, ("evaluation", "evaluation_plan", "checkpoint")),
         ("checkpoint: files, manifest and root are those in the ledger", trail.checkpoint, ("checkpoint",)),
         ("values' judgement: its scores and verdict follow from its rows", judgement.contradicted, ("value_judgement",)),
@@ -278,6 +279,8 @@ def explain(
         return
     import polars as pl
 
+    from pipelines.steps import increments
+
     site = this_site()
     values = pl.read_parquet(_table(site, "values")).filter(pl.col("subject_id") == subject)
     if not len(values):
@@ -309,13 +312,9 @@ def explain(
                 f"{lot['value']:.6f} ± {lot['se']:.6f} nats; {own:,} of its {lot['tokens']:,} tokens, copies left out",
             )
     if found or subject in [lot["id"] for lot in owner_values["groups"]]:
-        table.add_row(
-            "coalitions", f"{owner_values['coalitions']} retrained, {owner_values['method']}"
-        )
-        table.add_row(
-            "run",
-            f"{owner_values['run']}, seed {', '.join(map(str, seeds))} ({plan['seed_rule']})",
-        )
+        said = increments.sentence(owner_values)
+        table.add_row("coalitions", f"{owner_values['coalitions']} retrained, {owner_values['method']}; {said}")  # fmt: skip
+        table.add_row("run", f"{owner_values['run']}, seed {', '.join(map(str, seeds))} ({plan['seed_rule']})")  # fmt: skip
         table.add_row("errors", spread_words(len(seeds)))
         _add_proxy(site, table)
     _add_price(site, subject, table)

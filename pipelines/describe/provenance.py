@@ -22,6 +22,7 @@ def evaluation_plan(result: "Result") -> Mapping[str, Any]:
     names = ("digest", "metric", "baseline", "decision", "threshold_millinats", "seed_rule")
     return {
         "plan": facts_md({name: result[name] for name in names}),
+        **({"base model": facts_md(result["base"])} if "base" in result.values else {}),
         "ledger entry": result["entry"],
     }
 

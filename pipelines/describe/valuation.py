@@ -127,6 +127,7 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
     """Values of lots and owners with their intervals, which coalitions they rest on, and how fast the intervals closed."""
     from pipelines.reports.drawings import coverage_bars, narrowing_lines, owner_bars
     from pipelines.reports.owners import Narrowing
+    from pipelines.steps import increments
     from pipelines.steps.owners import Bank, owners_worth
     from valuation.seeds import spread_words
 
@@ -160,6 +161,8 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
         "errors": spread_words(len(result["seeds"])), "seeds": ", ".join(map(str, result["seeds"])),
         "method": result["method"], "coalitions": result["coalitions"], "loss, nobody": result["loss_empty"],
         "loss, all": result["loss_all"], "efficiency error": result["efficiency_error"], "run": result["run"],
+        "what was trained": increments.sentence(result), **increments.counts(result),
+        **({"base model": plan["base"]["root"]} if "base" in plan.values else {}),
         **({"bank": result["remade"]} if "remade" in result.values else {}),
     }  # fmt: skip
 

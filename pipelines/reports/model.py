@@ -106,7 +106,7 @@ class Valuation:
     """Trainings of the proxy model behind the values."""
     groups: tuple[GroupValue, ...]
     loss_without: Estimate | None
-    """Held-out loss of the untrained model, nats per token."""
+    """Held-out loss of the model that saw no lot, untrained or the base, nats per token."""
     loss_with: Estimate | None
     """Held-out loss after training on all groups, nats per token."""
     plan_digest: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.requests import load, matching, pending
 from pipelines.runs import digest_of
-from pipelines.steps import buyers
+from pipelines.steps import buyers, foundation
 from pipelines.steps.ledger import corpus_keys
 from pipelines.steps.tables import records, write_table
 from provenance import keyed, write_atomic
@@ -238,7 +238,7 @@ def clusters(site: "Site", corpus: "Result") -> Made:
 
 
 def tokens(site: "Site", corpus: "Result") -> Made:
-    """Train the lineage's tokenizer once, then write the version's shards."""
+    """Train the lineage's tokenizer once, or take that of the base model; then write the version's shards."""
     from pipelines.storage.tokens import (
         load_tokenizer,
         train_tokenizer,
@@ -250,6 +250,7 @@ def tokens(site: "Site", corpus: "Result") -> Made:
     versions = Versions(site.home, corpus_keys(site))
     version, path = corpus["version"], site.home.tokenizer_path
     with site.home.lock("tokenizer"):
+        foundation.adopt_tokenizer(site)
         if path.exists():
             tokenizer = load_tokenizer(path)
         else:

@@ -5,10 +5,13 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
+from pipelines.steps import foundation, increments
 from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import open_ledger
 from pipelines.steps.pricing import price_list
+from pipelines.steps.worth import lot_values
 from provenance import jcs
+from trainer.spec import load_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +54,7 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     if findings[0][1]:
         table = pl.read_parquet(table_of(site, "values", buyer))
         findings.append(_values(site, valued, table, part))
+    findings += _base(site, valued)
     named = log.entry(values["entry"])["body"]["utilities"]
     findings.append(("ledger", named == valued.data_version, f"entry {values['entry']} names the utilities {named[:16]}"))  # fmt: skip
     made = latest(site.home.results, "prices")
@@ -69,10 +73,23 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     return findings
 
 
+def _base(site: "Site", valued: Any) -> list[Finding]:
+    """Whether coalitions went on from the base of the committed plan, and it is what it was; nothing where neither has one."""
+    plan = latest(site.home.results, "evaluation_plan")
+    assert plan is not None, "values were made under a plan"
+    committed = plan.values.get("base", {}).get("root", "none")
+    used = load_run(site.home.runs / valued["run"]).init_root
+    if committed == used == "none":
+        return []
+    wrong = foundation.problems(site, plan)
+    if used != committed:
+        wrong.append(f"coalitions went on from {used[:16]}, the plan names {committed[:16]}")
+    return [("base", not wrong, "; ".join(wrong) or f"V(nobody) is the loss of the base with root {committed[:16]}, as the plan names it")]  # fmt: skip
+
+
 def _bank(site: "Site", valued: Any, part: int) -> Finding:
     """Whether the losses on disk are those that the run's result names, under the seeds of the committed plan."""
     from pipelines.steps.valuation import value_seeds
-    from trainer.spec import load_run
     from valuation.bank import load_seeds
     from valuation.errors import UtilityError
 
@@ -81,10 +98,10 @@ def _bank(site: "Site", valued: Any, part: int) -> Finding:
         found = load_seeds(folder, part)
     except UtilityError as error:
         return ("bank", False, str(error))
-    plan, run = latest(site.home.results, "evaluation_plan"), load_run(folder / "run.json")
-    assert plan is not None, "values were made under a plan"
+    plan, run = increments.plan_of_seeds(site, valued), load_run(folder / "run.json")
     seeds = [run.seed, *run.config.extra.get("seeds", ())]
-    said = f"{len(found[0].coalitions_C)} coalitions of {len(found[0].groups)} lots, seeds {', '.join(map(str, seeds))}"
+    guess = 0 if found[0].predicted_C is None else int(found[0].predicted_C.sum())
+    said = f"{len(found[0].coalitions_C)} coalitions of {len(found[0].groups)} lots{f', {guess} of them predicted from the others' if guess else ''}, seeds {', '.join(map(str, seeds))}"
     if seeds != value_seeds(plan) or len(found) != len(seeds) or seeds != valued["seeds"]:
         return ("bank", False, f"{said}; the plan's are {', '.join(map(str, value_seeds(plan)))}")  # fmt: skip
     return ("bank", True, said)
@@ -95,21 +112,19 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
     import numpy as np
 
     from pipelines.steps.pricing import owners_of
-    from valuation import sample_orders, sampled_with_interval, shapley_with_interval, to_nano
-    from valuation.bank import load_seeds, losses_by_seed
+    from valuation import sample_orders, to_nano
+    from valuation.bank import load_seeds
     from valuation.intervals import value_rows
 
     banks = load_seeds(site.home.runs / valued["run"], part)
-    num, nll, tokens_Q = len(banks[0].groups), losses_by_seed(banks), banks[0].tokens_Q
-    if valued["method"] == "shapley.exact":
-        group = shapley_with_interval(np.stack([nll[m] for m in range(1 << num)], axis=1), tokens_Q)
-    else:
+    num, orders = len(banks[0].groups), None
+    if valued["method"] not in ("shapley.exact", "shapley.updated"):
         plan = latest(site.home.results, "evaluation_plan")
         assert plan is not None, "values were made under a plan"
         orders = sample_orders(
             num, site.size.permutations, np.random.default_rng(plan["seeds"]["orders"])
         )
-        group = sampled_with_interval(nll, tokens_Q, orders)
+    group, *_ = lot_values(banks, orders)
     lot_rows = to_nano(value_rows(group, banks[0].groups, target="target_value"))
     made = {("lot", row.subject_id): row.value_nano for row in lot_rows}
     errors = {row.subject_id: (row.se_nano, row.ci_low_nano, row.ci_high_nano) for row in lot_rows}
@@ -134,7 +149,6 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
 def _again(site: "Site", directory: "Path", count: int) -> list[Finding]:
     """Train the smallest coalitions again, under each committed seed, with the committed data and settings."""
     from provenance.canonical import parse_json
-    from trainer.spec import load_run
     from valuation.bank import ORDER
     from valuation.proxy import retrain
 

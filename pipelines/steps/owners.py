@@ -13,6 +13,7 @@ from pipelines.reports.owners import (
     Worth,
 )
 from pipelines.reports.parts import Estimate, NotAvailable
+from pipelines.steps.increments import sentence
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -50,7 +51,11 @@ def worth_part(
         narrowing=bank.narrowing(),
         strips=_strips(site, parts["corpus"]),
         fairness=_fairness(site, bank, paid, parts["corpus"], parts["tokens"]),
-        notes=(*NOTES, _measured_on(site, owner_values)),
+        notes=(
+            *NOTES,
+            _measured_on(site, owner_values),
+            f"These values were {sentence(owner_values)}.",
+        ),
     )
 
 
@@ -120,6 +125,7 @@ class Bank:
 
         from valuation import sample_orders
         from valuation.bank import load_seeds, losses_by_seed
+        from valuation.completion import added_variance
 
         self.folder = site.home.runs / owner_values["run"]
         found = load_seeds(self.folder)
@@ -129,14 +135,15 @@ class Bank:
         self.tokens_OK = np.array([row["tokens"] for row in owner_values["owners"]], np.int64)
         self.generator = np.random.default_rng(plan["seeds"]["orders"])
         self.orders = None
-        if owner_values["method"] != "shapley.exact":
+        self.predicted_C, self.variance_K = found[0].predicted_C, added_variance(found)
+        if owner_values["method"] not in ("shapley.exact", "shapley.updated"):
             self.orders = sample_orders(self.num, site.size.permutations, self.generator)
 
     def coverage(self) -> tuple[Coverage, ...]:
         """Trained coalitions by size."""
         from math import comb
 
-        trained = [mask.bit_count() for mask in self.nll]
+        trained = [mask.bit_count() for mask in self.nll if self.predicted_C is None or not self.predicted_C[mask]]  # fmt: skip
         return tuple(
             Coverage(size=size, trained=trained.count(size), possible=comb(self.num, size))
             for size in range(self.num + 1)
@@ -146,6 +153,10 @@ class Bank:
         """How the owners' intervals closed."""
         from valuation.convergence import convergence
 
+        if self.predicted_C is not None:
+            return NotAvailable(
+                reason="the values go on from an earlier computation: its asset's page shows how its intervals closed"
+            )
         if self.num < 2:
             return NotAvailable(reason="one lot has one value, by two trainings; nothing converges")
         found = convergence(
@@ -164,7 +175,8 @@ class Bank:
         """Gain of each lot on each target record under each seed, and its variance over orders."""
         from valuation import lot_gains
 
-        return lot_gains(self.nll, self.num, self.orders, self.tokens_Q)
+        gains_KQ, variance_K = lot_gains(self.nll, self.num, self.orders, self.tokens_Q)
+        return gains_KQ, variance_K if self.variance_K is None else variance_K + self.variance_K
 
     def lot_of_leaf(self) -> Any:
         """Lot of every leaf, as the run was given it."""

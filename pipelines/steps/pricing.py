@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import digest_of, versions_of
 from pipelines.steps.buyers import marked, names_in, price_inputs, seen_by, table_of, terms_of
+from pipelines.steps.increments import facts
 from pipelines.steps.ledger import corpus_keys, enter
 from pipelines.steps.tables import parquet
 from provenance import keyed, parse_json, write_atomic
@@ -101,7 +102,7 @@ def _enter_values(
     digest = sha256(data).hexdigest()
     body = values_body(value_tree(frame, corpus_keys(site).k_owner)) | {
         "table": digest, "utilities": owner_values.data_version, "rows": len(frame), "plan": plan["digest"], "corpus_version": version,
-        "versions": versions_of(site.home.runs / owner_values["run"]), **proxy_facts(site, owner_values["run"]), **marked(site, buyer),
+        "versions": versions_of(site.home.runs / owner_values["run"]), **proxy_facts(site, owner_values["run"]), **facts(owner_values), **marked(site, buyer),
     }  # fmt: skip
     entry = enter(site, "values", body)
     write_atomic(table_of(site, "values", buyer), data)
@@ -116,8 +117,8 @@ def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
         run: Name of the run that trained the coalitions.
 
     Returns:
-        `proxy` (with the seeds of its trainings, and what errors cover) and `transfer` in words, `proxy_digest`, `seeds`, and, where it
-        was measured, the record as `transfer_record`.
+        `proxy` (with the seeds of its trainings, and what errors cover) and `transfer` in words, `proxy_digest`, `seeds`, `base` where coalitions went on
+        from one (the root of its state), and, where it was measured, the record as `transfer_record`.
 
     Raises:
         EvaluationError: The configured transfer file can't be read.
@@ -129,12 +130,15 @@ def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
     digest, model = proxy_digest(document), document["config"]["model"]
     path = site.config.pricing.transfer
     found = read_transfers(site.home.path / path).get(digest) if path else None
+    base = {"base": document["init_root"]} if document["init_root"] != "none" else {}
     seeds = [document["seed"], *document["config"]["extra"].get("seeds", ())]
     said = (
         f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, "
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} (errors {spread_words(len(seeds))}), settings {digest}"
+        + (f", on top of the base model with root {base['base']}" if base else "")
     )
     facts = {
+        **base,
         "proxy": said,
         "seeds": seeds,
         "proxy_digest": digest,

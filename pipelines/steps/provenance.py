@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
 from pipelines.runs import digest_of
+from pipelines.steps import foundation
 from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import corpus_keys, enter, now, open_ledger, verifier_key
 from pipelines.steps.pricing import committed_values, payout_tree, value_tree
@@ -84,6 +85,7 @@ def plan_inputs(site: "Site", commitment: "Result", target: "Result") -> dict[st
         "commitment": commitment.data_version,
         "target": target.data_version,
         "size": site.size.name,
+        **foundation.base_inputs(site),
     }
 
 
@@ -93,6 +95,7 @@ def evaluation_plan(site: "Site", commitment: "Result", target: "Result") -> Mad
     The seeds of a user's corpus are `H(ledger checkpoint || nonce)`, so that nobody can choose them after seeing the data;
     the demo corpus fixes them, so that its numbers can be reproduced.
     """
+    started_from = foundation.checked(site, commitment["version"])
     ledger = open_ledger(site)
     if commitment["demo"]:
         nonce, anchor, rule = (
@@ -134,22 +137,26 @@ def evaluation_plan(site: "Site", commitment: "Result", target: "Result") -> Mad
             for name in (f"proxy-{number}" for number in range(2, site.size.value_seeds + 1))
         },
         "seed_rule": rule,
+        "values": "all coalitions of lots by seeds.proxy; after a delivery, lots, seed and share of tokens are those of the full computation that is gone on "
+        "from, which the entry of the values names under update",
         "nonce": nonce,
         "ledger_checkpoint": anchor,
         "audit": {
             "margins": "by number of forgotten people: 16: 0.15, 64: 0.05, 100: 0.04, 300: 0.02",
             "gold_seeds": site.size.gold_seeds,
         },
+        **started_from,
     }
     data = jcs(plan)
     digest = sha256(data).hexdigest()
     folder = site.home.path / "plans"
     folder.mkdir(exist_ok=True)
     write_atomic(folder / f"{digest}.json", data)
-    entry = enter(site, "plan", {"plan": digest, "corpus_version": commitment["version"]})
+    named = {"base": started_from["base"]["root"]} if started_from else {}
+    entry = enter(site, "plan", {"plan": digest, "corpus_version": commitment["version"], **named})
     return digest, {
         "files": [f"plans/{digest}.json"], "digest": digest, "entry": entry, "seeds": plan["seeds"], "seed_rule": rule,
-        "threshold_millinats": threshold, "metric": PRIMARY_METRIC, "decision": plan["decision"], "baseline": plan["baseline"],
+        "threshold_millinats": threshold, "metric": PRIMARY_METRIC, "decision": plan["decision"], "baseline": plan["baseline"], **started_from,
     }  # fmt: skip
 
 

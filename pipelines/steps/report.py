@@ -29,6 +29,7 @@ from pipelines.reports.model import (
 )
 from pipelines.reports.parts import Estimate, NotAvailable
 from pipelines.requests import load
+from pipelines.steps import foundation
 from pipelines.steps.influence import influence_part
 from pipelines.steps.ledger import corpus_keys, key_of, open_ledger
 from pipelines.steps.owners import worth_part
@@ -173,6 +174,7 @@ def _valuation(values: "Result", plan: "Result") -> Valuation:
             f"Standard errors and intervals are {spread_words(len(values['seeds']))}.",
             "Copies are left out of every coalition, so that a copier earns nothing.",
             "The players are lots of records in order of time and content; an owner gets its share of tokens in each, whatever its names.",
+            *foundation.told(plan),
         ),
     )  # fmt: skip
 

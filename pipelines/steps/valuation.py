@@ -6,14 +6,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.results import latest
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
+from pipelines.steps import foundation, increments
 from pipelines.steps.buyers import names_in
+from pipelines.steps.increments import remade_bank
 from pipelines.steps.pricing import enter_rule, entity_inputs
 from pipelines.steps.tables import records, token_store, write_table
 from pipelines.steps.worth import entity_names, told, worth
-from provenance import parse_json, write_atomic
+from provenance import write_atomic
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
-EXACT_GROUPS = 8  # 2^8 retrainings; above this the value is estimated from sampled orders
+EXACT_GROUPS = increments.MOST_LOTS  # above this the value is estimated from sampled orders
 
 
 def _flat(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
@@ -203,11 +204,12 @@ def owner_values_inputs(
     return influence_inputs(site, tokens, target, plan) | {
         "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
         "permutations": site.size.permutations, "seeds": value_seeds(plan), "licences": sorted(accepted_licences(site)), **entity_inputs(site),
+        **({"update": site.config.values.update} if site.config.values.update != "sampled" else {}),
         **({"buyers": {name: target["buyers"][name]["digest"] for name in names_in(target)}} if names_in(target) else {}),
     }  # fmt: skip
 
 
-def value_seeds(plan: "Result") -> list[int]:
+def value_seeds(plan: "Result | dict[str, Any]") -> list[int]:
     """The committed seeds that every coalition is trained under, the proxy's own first; as many as the plan names."""
     seeds = plan["seeds"]
     further = (f"proxy-{number}" for number in range(2, len(seeds) + 1))
@@ -224,7 +226,7 @@ def accepted_licences(site: "Site") -> set[str]:
     } - {""}
 
 
-def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
+def _cut_lots(site: "Site", corpus: "Result", tokens: "Result", target: "Result") -> dict[str, Any]:
     """The lots of all records that may be sold, copies left out, and who holds how much of them."""
     import numpy as np
     import polars as pl
@@ -245,10 +247,14 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any
     )
     first_N = sold_N.copy()
     first_N[sold_N] = first_in_cluster(cluster_N[sold_N], index_N[sold_N])
-    lots = cut_lots(
-        prints, flat["lengths"], frame["date"].to_list(), frame["personal"].to_numpy(), first_N,
-        content_axis(flat["tokens"], flat["offsets"], prints, first_N), site.size.groups,
-    )  # fmt: skip
+    personal_N = frame["personal"].to_numpy()
+
+    def cut(valued_N: Any, most: int) -> Any:
+        axis_N = content_axis(flat["tokens"], flat["offsets"], prints, valued_N)
+        return cut_lots(prints, flat["lengths"], frame["date"].to_list(), personal_N, valued_N, axis_N, most)  # fmt: skip
+
+    grown = increments.grown(site, target, (index_N, first_N, flat["lengths"], personal_N), cut)
+    lots = grown.lots
     owner_N = frame["owner"].to_list()
     if site.config.pricing.split == "entity":
         held = entity_holdings(
@@ -261,7 +267,7 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any
         )
         held = Holdings(owners, tokens_OK, np.array([records_of[owner] for owner in owners]))
     return {
-        "frame": frame, "lots": lots, "holdings": held, "first_N": first_N, "index_N": index_N, "held_back": held_back,
+        "frame": frame, "lots": lots, "grown": grown, "holdings": held, "first_N": first_N, "index_N": index_N, "held_back": held_back,
     }  # fmt: skip
 
 
@@ -281,20 +287,20 @@ def owner_values(
     from valuation import coalitions_needed, sample_orders
     from valuation.bank import ORDER, load_seeds
 
-    size, seeds = site.size, value_seeds(plan)
-    cut = _cut_lots(site, corpus, tokens)
-    frame, lots, held = cut["frame"], cut["lots"], cut["holdings"]
+    size = site.size
+    cut = _cut_lots(site, corpus, tokens, target)
+    frame, lots, held, grown = cut["frame"], cut["lots"], cut["holdings"], cut["grown"]
+    seeds = list(grown.seeds) or value_seeds(plan)
     num = len(lots.ids)
-    orders = None
+    orders, generator = None, np.random.default_rng(plan["seeds"]["orders"])
     if num > EXACT_GROUPS:
-        orders = sample_orders(
-            num, size.permutations, np.random.default_rng(plan["seeds"]["orders"])
-        )
-    coalitions = coalitions_needed(num, orders)
+        orders = sample_orders(num, size.permutations, generator)
+    coalitions = coalitions_needed(num, orders) if orders else grown.coalitions(site, generator)
     lot_of = np.full(token_store(site, tokens).size, -1, dtype="<i8")
     lot_of[cut["index_N"]] = lots.lot_N
     name = sha256(lot_of.tobytes()).hexdigest()
-    groups_file = site.home.runs / "inputs" / f"lots-{name[:12]}.json"
+    named = name[:12] + (f"-{digest_of(coalitions)[:8]}" if grown.full else "")
+    groups_file = site.home.runs / "inputs" / f"lots-{named}.json"
     lots_file = groups_file.with_suffix(".bin")
     copies = site.home.runs / "inputs" / f"copies-{clusters.data_version[:12]}.txt"
     groups_file.parent.mkdir(parents=True, exist_ok=True)
@@ -318,13 +324,15 @@ def owner_values(
             "groups": relative(groups_file, anywhere), "target": relative(site.home.path / target["value_folder"], anywhere),
             "target_digest": target["value_digest"], "jobs": cores() if site.size.world > 1 else 1, "order": ORDER,
             "lots": [relative(lots_file, anywhere), name],
-            **({"seeds": seeds[1:]} if seeds[1:] else {}), **_other_targets(site, target),
+            **({"seeds": seeds[1:]} if seeds[1:] else {}), **_other_targets(site, target), **grown.extra,
         },
+        **foundation.start(site, corpus["version"]),
     )  # fmt: skip
     directory = prepare_on(site, job, tokens, target, "value_digest")
     enter_rule(site)
     started(site, directory, plan)
     remade = remade_bank(site)
+    increments.adopt(site, directory, grown, coalitions)
     run(directory, 1)
     names = names_in(target)
     banks = [load_seeds(directory, part) for part in range(1 + len(names))]
@@ -332,6 +340,7 @@ def owner_values(
         # Reports and disputes read the lots again: without them the values are to be made again, from the same bank.
         "files": [str(path.relative_to(site.home.path)) for path in (directory / "bank", groups_file, lots_file)],
         "run": directory.name, "coalitions": len(coalitions), "seeds": seeds, "held_back": cut["held_back"],
+        "update": increments.told(site, target, directory, grown, lots_file, plan["digest"]),
         **worth(site, banks[0], cut, orders), **({"remade": remade} if remade else {}),
     }  # fmt: skip
     if site.config.pricing.split == "entity":
@@ -342,23 +351,6 @@ def owner_values(
         values["buyers"] = {name: worth(site, bank, cut, orders) for name, bank in others.items()}
         said += [[name, *told(bank)] for name, bank in others.items()]
     return digest_of(said), values
-
-
-def remade_bank(site: "Site") -> str:
-    """What to say where the values of before rest on trainings in another order; "" where they don't, or there are none."""
-    from valuation.bank import ORDER
-
-    before = latest(site.home.results, "owner_values")
-    path = site.home.runs / before["run"] / "run.json" if before else None
-    if before is None or path is None or not path.exists():
-        return ""
-    order = parse_json(path.read_bytes())["config"]["extra"].get("order", "of leaf indices")
-    if order == ORDER:
-        return ""
-    return (
-        f"remade: the trainings of {before['run']} were ordered in the order {order}, these by content ({ORDER}); every coalition was trained "
-        "again, none of the old ones was used, and what was paid by the old values stays as it was"
-    )
 
 
 def _other_targets(site: "Site", target: "Result") -> dict[str, Any]:

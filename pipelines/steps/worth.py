@@ -26,31 +26,50 @@ def entity_names(site: "Site", held: "Holdings") -> dict[str, str]:
     return {owner: declared[owner] for owner in held.owners if owner in declared}
 
 
-def worth(
-    site: "Site", banks: "Sequence[Utilities]", cut: Mapping[str, Any], orders: Any
-) -> dict[str, Any]:
-    """Values of lots and owners on one target: means over the seeds' banks."""
+def lot_values(banks: "Sequence[Utilities]", orders: Any) -> "tuple[GroupValues, Any, Any]":
+    """Values of the lots with their intervals; their gains on every target record, and what of their variance isn't over records or seeds.
+
+    Args:
+        banks: Of one target, one per seed.
+        orders: The sampled orders, or None where all coalitions are there, trained or predicted.
+    """
     import numpy as np
 
     from valuation import (
         lot_gains,
         owner_intervals,
-        purity,
         sampled_with_interval,
         shapley_with_interval,
     )
+    from valuation.bank import losses_by_seed
+    from valuation.completion import added_variance
+
+    num, tokens_Q, nll = len(banks[0].groups), banks[0].tokens_Q, losses_by_seed(banks)
+    gains_KQ, variance_K = lot_gains(nll, num, orders, tokens_Q)
+    if (added_K := added_variance(banks)) is not None:
+        variance_K = variance_K + added_K
+        found = owner_intervals(
+            gains_KQ, np.eye(num, dtype=np.int64), tokens_Q, order_variance_K=variance_K, method="shapley.updated"
+        )  # fmt: skip
+    elif orders is None:
+        found = shapley_with_interval(np.stack([nll[mask] for mask in range(1 << num)], axis=1), tokens_Q)  # fmt: skip
+    else:
+        found = sampled_with_interval(nll, tokens_Q, orders)
+    return found, gains_KQ, variance_K
+
+
+def worth(
+    site: "Site", banks: "Sequence[Utilities]", cut: Mapping[str, Any], orders: Any
+) -> dict[str, Any]:
+    """Values of lots and owners on one target: means over the seeds' banks."""
+    from valuation import owner_intervals, purity
     from valuation.bank import losses_by_seed
     from valuation.entities import merged
 
     lots, held, num = cut["lots"], cut["holdings"], len(banks[0].groups)
     tokens_OK, tokens_Q = held.tokens_OK, banks[0].tokens_Q
     nll = losses_by_seed(banks)
-    if orders is None:
-        table = np.stack([nll[mask] for mask in range(1 << num)], axis=1)
-        found = shapley_with_interval(table, tokens_Q)
-    else:
-        found = sampled_with_interval(nll, tokens_Q, orders)
-    gains_KQ, order_variance_K = lot_gains(nll, num, orders, tokens_Q)
+    found, gains_KQ, order_variance_K = lot_values(banks, orders)
     intervals = partial(
         owner_intervals, gains_KQ, tokens_Q=tokens_Q, order_variance_K=order_variance_K
     )

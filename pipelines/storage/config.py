@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pipelines.storage.errors import ConfigError
-from pipelines.storage.terms import BuyerConfig, OwnerConfig, PricingConfig, option
+from pipelines.storage.terms import (
+    AuditConfig,
+    BuyerConfig,
+    OwnerConfig,
+    PricingConfig,
+    ValuesConfig,
+    option,
+)
 from provenance.canonical import MAX_INTEGER
 
 FORMAT: Final = 1
@@ -100,17 +107,6 @@ class IntakeConfig:
                 raise ConfigError("[intake] a licence has at most 255 ASCII characters")
         if "" in self.licences:
             raise ConfigError("[intake] licences holds an empty string")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditConfig:
-    """What an unlearning audit compares with."""
-
-    lookalikes: str | None = option(
-        "records of people like the forgotten ones that were never delivered (.jsonl)",
-        None,
-        '"lookalikes/people.jsonl"',
-    )
 
 
 FINISHES: Final = ("run", "asked")
@@ -236,6 +232,7 @@ class Config:
     size: str = option(f"how much work a run may be: {', '.join(SIZES)}", "default")
     target: TargetConfig = field(default_factory=TargetConfig)
     pricing: PricingConfig = field(default_factory=PricingConfig)
+    values: ValuesConfig = field(default_factory=ValuesConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
@@ -328,6 +325,7 @@ def parse(text: str) -> Config:
     parts = {
         "target": TargetConfig,
         "pricing": PricingConfig,
+        "values": ValuesConfig,
         "intake": IntakeConfig,
         "training": TrainingConfig,
         "audit": AuditConfig,
@@ -367,7 +365,7 @@ def render(config: Config) -> str:
     """
     lines = ["# Dataworth: what is measured, what is paid, what is accepted.", ""]
     lines += _lines(config)
-    for name in ("target", "pricing", "intake", "training", "audit", "erasure"):
+    for name in ("target", "pricing", "values", "intake", "training", "audit", "erasure"):
         lines += ["", f"[{name}]", *_lines(getattr(config, name))]
     for owner, entry in config.owners.items():
         lines += ["", f"[owners.{json.dumps(owner)}]", *_lines(entry)]

@@ -1,4 +1,4 @@
-"""Sections of ``dataworth.toml`` about people and money: what a buyer pays by which rule, and who an owner is.
+"""Sections of ``dataworth.toml`` about people and money: what a buyer pays by which rule, what values start from, and who an owner is.
 
 `option` is a field of any section: its default, its explanation, and what a file shows while it is not set.
 """
@@ -9,6 +9,8 @@ from typing import Any
 
 from pipelines.storage.errors import ConfigError
 from provenance.canonical import MAX_INTEGER
+
+UPDATES = ("sampled", "exact", "anew")
 
 
 def option(text: str, default: Any = None, example: str = "") -> Any:
@@ -96,6 +98,41 @@ class BuyerConfig(Terms):
         if not self.target:
             raise ConfigError('[buyers.*] needs a target: target = "buyer.jsonl", a file of held-out records')  # fmt: skip
         self.check("[buyers.*]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValuesConfig:
+    """What owners' values are measured on."""
+
+    base: str | None = option(
+        "a base model that every coalition goes on from, so that nobody's value is its own loss: a folder RUN/step-N of this trainer, "
+        "with run.json and tokenizer as they lie in its home; a path, or one relative to this home",
+        None,
+        '"/srv/other-home/runs/train-0123456789ab/step-12"',
+    )
+    update: str = option(
+        'after a delivery: "sampled" trains at most 0.3 of all coalitions and predicts the rest, "exact" trains all that the bank lacks, "anew" '
+        "trains everything in new lots",
+        "sampled",
+    )
+
+    def __post_init__(self) -> None:
+        """A path that names something, and a way that is known."""
+        if self.update not in UPDATES:
+            raise ConfigError(f"[values] update: expected one of {', '.join(UPDATES)}, got {self.update!r}")  # fmt: skip
+        if self.base is not None and not self.base.strip():
+            raise ConfigError('[values] base: expected the path of a folder RUN/step-N, got ""')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditConfig:
+    """What an unlearning audit compares with."""
+
+    lookalikes: str | None = option(
+        "records of people like the forgotten ones that were never delivered (.jsonl)",
+        None,
+        '"lookalikes/people.jsonl"',
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from graph_based import LATER, base_of, deliver, run, valued
 from graph_buyers import asked
 from graph_commands import (
     FORGET,
@@ -88,6 +89,26 @@ def market_home(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         return done.stdout + done.stderr
 
     return shared(tmp_path_factory, "market", make)
+
+
+@pytest.fixture(scope="session")
+def based_home(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's home whose values start from the released model of `tiny_home`, run up to the receipts; never to be changed."""
+    settings = f'[values]\nbase = "{base_of(tiny_home)}"\n'
+    return shared(tmp_path_factory, "based", lambda home: valued(home, settings))
+
+
+@pytest.fixture(scope="session")
+def delivered_home(based_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`based_home` after one more delivery and a second run up to the receipts; never to be changed."""
+
+    def make(home: Path) -> str:
+        shutil.copytree(based_home, home)
+        shutil.copytree(based_home.parent / "inbox", home.parent / "inbox")
+        deliver(home.parent / "inbox", LATER)
+        return run(home)
+
+    return shared(tmp_path_factory, "delivered", make)
 
 
 @pytest.fixture

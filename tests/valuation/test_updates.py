@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from valuation import UtilityError, exact_shapley
-from valuation.updates import _linear, after_delivery, after_erasure, update_values
+from valuation.updates import after_delivery, after_erasure, semivalue_matrix, update_values
 
 
 def learning(num_players, seed, noise=0.003, target=0):
@@ -74,7 +74,7 @@ def test_the_matrix_of_values_is_the_enumeration():
     """W V is the exact Shapley value of a random game; the interval's formula rests on it."""
     table_C = np.random.default_rng(0).normal(size=16)
     weights = np.array([1 / 4, 1 / 12, 1 / 12, 1 / 4])
-    np.testing.assert_allclose(_linear(4, weights) @ table_C, exact_shapley(table_C, 4))
+    np.testing.assert_allclose(semivalue_matrix(4, weights) @ table_C, exact_shapley(table_C, 4))
 
 
 @pytest.mark.parametrize(
