@@ -102,4 +102,7 @@ def test_a_finished_run_shows_its_own_bank_and_only_what_may_be_displayed(tiny_h
     assert {strip.owner for strip in part.strips} == {"jefferson", "roosevelt-32", "washington", "wilson"}  # fmt: skip
     assert not isinstance(part.narrowing, NotAvailable)
     assert part.narrowing.calls[-1] == 8
-    assert part.narrowing.mean_width[-1] == min(part.narrowing.mean_width)
+    # Not the narrowest of all: with two seeds their spread is itself an estimate, and may come out larger with more trainings.
+    widths = [owner.value.high - owner.value.low for owner in part.owners]
+    assert part.narrowing.mean_width[-1] == pytest.approx(sum(widths) / len(widths), rel=1e-12)
+    assert part.narrowing.worst_width[-1] == pytest.approx(max(widths), rel=1e-12)
