@@ -81,8 +81,8 @@ def corpus_inputs(site: "Site") -> dict[str, Any]:
     """What the corpus version depends on besides the deliveries."""
     document = site.config.document()
     target = site.config.require_target()
-    owners = {  # who belongs to which legal entity is a matter of payment
-        owner: {name: value for name, value in entry.items() if name != "entity"}
+    owners = {  # who belongs to which legal entity, and what may be sold, are matters of payment
+        owner: {name: value for name, value in entry.items() if name not in ("entity", "resell")}
         for owner, entry in document.get("owners", {}).items()
     }
     path = site.home.path / target.path if target.path else None

@@ -194,8 +194,8 @@ def _strips(site: "Site", corpus: "Result") -> tuple[Strip, ...] | NotAvailable:
     import numpy as np
     import polars as pl
 
+    from pipelines.steps.sale import accepted_licences
     from pipelines.steps.tables import records
-    from pipelines.steps.valuation import accepted_licences
 
     frame = records(site, corpus["version"], "record_id", "licence", "consent_display")
     shown = frame.filter(

@@ -12,6 +12,7 @@ from pipelines.steps import foundation, increments
 from pipelines.steps.buyers import names_in
 from pipelines.steps.increments import remade_bank
 from pipelines.steps.pricing import enter_rule, entity_inputs
+from pipelines.steps.sale import gate, sale_inputs
 from pipelines.steps.tables import records, token_store, write_table
 from pipelines.steps.worth import entity_names, told, worth
 from provenance import write_atomic
@@ -203,7 +204,7 @@ def owner_values_inputs(
     """What the owners' values depend on."""
     return influence_inputs(site, tokens, target, plan) | {
         "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
-        "permutations": site.size.permutations, "seeds": value_seeds(plan), "licences": sorted(accepted_licences(site)), **entity_inputs(site),
+        "permutations": site.size.permutations, "seeds": value_seeds(plan), **sale_inputs(site), **entity_inputs(site),
         **({"update": site.config.values.update} if site.config.values.update != "sampled" else {}),
         **({"buyers": {name: target["buyers"][name]["digest"] for name in names_in(target)}} if names_in(target) else {}),
     }  # fmt: skip
@@ -216,35 +217,23 @@ def value_seeds(plan: "Result | dict[str, Any]") -> list[int]:
     return [seeds["proxy"], *(seeds[name] for name in further if name in seeds)]
 
 
-def accepted_licences(site: "Site") -> set[str]:
-    """Licences under which a record may be sold: those of the configuration."""
-    config = site.config
-    return {
-        *config.intake.licences,
-        config.intake.text_licence,
-        *(o.licence for o in config.owners.values()),
-    } - {""}
-
-
 def _cut_lots(site: "Site", corpus: "Result", tokens: "Result", target: "Result") -> dict[str, Any]:
     """The lots of all records that may be sold, copies left out, and who holds how much of them."""
     import numpy as np
     import polars as pl
 
-    from valuation import content_axis, cut_lots, first_in_cluster, for_sale, lot_shares
+    from valuation import content_axis, cut_lots, first_in_cluster, lot_shares
     from valuation.entities import Holdings, entity_holdings
 
     frame = records(
-        site, corpus["version"], "record_id", "fingerprint", "owner", "date", "personal", "licence", "consent_train"
+        site, corpus["version"], "record_id", "fingerprint", "owner", "date", "personal", "licence", "consent_train", "consent_resell"
     )  # fmt: skip
     flat = _flat(site, corpus, tokens)
     cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
     index_N = frame["index"].to_numpy().astype(np.int64)
     prints = frame["fingerprint"].to_list()
     # The gate comes first: where the first of a cluster may not be sold, a later one that may stands for it.
-    sold_N, held_back = for_sale(
-        frame["licence"].to_list(), frame["consent_train"].to_list(), accepted_licences(site)
-    )
+    sold_N, held_back = gate(site, frame, flat["lengths"])
     first_N = sold_N.copy()
     first_N[sold_N] = first_in_cluster(cluster_N[sold_N], index_N[sold_N])
     personal_N = frame["personal"].to_numpy()

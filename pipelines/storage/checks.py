@@ -126,7 +126,7 @@ def examine(row: Row, delivery: Delivery, ordinal: int, rules: Rules) -> tuple[A
         for name, missing in (
             ("consent_train", True),
             ("consent_display", False),
-            ("consent_resell", False),
+            ("consent_resell", None),  # what was agreed with the owner decides, at the sale
         )
     ]
     licence = _licence(
@@ -222,7 +222,7 @@ def _date(value: Any) -> str | None:
     raise Refusal("bad_value", "date: expected YYYY-MM-DD")
 
 
-def _flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
+def _flag(fields: Mapping[str, Any], name: str, *, default: bool | None) -> bool | None:
     value = fields.get(name)
     if value is None:
         return default

@@ -257,6 +257,7 @@ def _person_rows(person: Person) -> Iterator[dict[str, Any]]:
             "position": position,
             "licence": _PEOPLE_LICENCE,
             "date": _PEOPLE_DATE,
+            "consent_resell": True,
             "personal": True,
             "synthetic": True,
         }

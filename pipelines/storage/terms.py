@@ -11,6 +11,7 @@ from pipelines.storage.errors import ConfigError
 from provenance.canonical import MAX_INTEGER
 
 UPDATES = ("sampled", "exact", "anew")
+STATED, AGREED = "stated", "agreed"
 
 
 def option(text: str, default: Any = None, example: str = "") -> Any:
@@ -74,6 +75,11 @@ class PricingConfig(Terms):
         "whose owners are then paid as one",
         "first",
     )
+    resell: str = option(
+        'records that may be sold: those of which "stated" consent_resell is true, or, as "agreed" with all owners, also those that state none; '
+        "a stated no holds",
+        STATED,
+    )
     transfer: str | None = option(
         "a file that says how values of this size's proxy compared with those of a larger model, as a study wrote it",
         None,
@@ -85,6 +91,8 @@ class PricingConfig(Terms):
         self.check("[pricing]")
         if self.split not in ("first", "entity"):
             raise ConfigError(f'[pricing] split is "first" or "entity", got {self.split!r}')
+        if self.resell not in (STATED, AGREED):
+            raise ConfigError(f'[pricing] resell is "{STATED}" or "{AGREED}", got {self.resell!r}')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,9 +153,15 @@ class OwnerConfig:
         'legal entity that this owner belongs to; owners with the same one are paid as one where [pricing] split is "entity"',
         "",
     )
+    resell: str = option(
+        '"agreed": this owner\'s records that state no consent_resell may be sold; "": as [pricing] resell says',
+        "",
+    )
 
     def __post_init__(self) -> None:
-        """A licence that fits into a leaf, and an entity that fits into a table."""
+        """A licence that fits into a leaf, an entity that fits into a table, and terms that are known."""
+        if self.resell not in ("", AGREED):
+            raise ConfigError(f'[owners.*] resell is "{AGREED}" or "", got {self.resell!r}')
         if len(self.entity) > 64 or not self.entity.isprintable():
             raise ConfigError("[owners.*] entity has at most 64 printable characters")
         if not self.licence.isascii() or len(self.licence) > 255:

@@ -41,7 +41,7 @@ def test_every_commented_example_is_valid_when_uncommented():
             if (
                 key.isidentifier()
                 and not key.isupper()
-                and key not in ("name", "licence", "entity")
+                and key not in ("name", "licence", "entity", "resell")
             ):
                 parse("\n".join([*lines[:at], line[2:], *lines[at + 1 :]]))
 
@@ -105,6 +105,8 @@ def test_a_configuration_can_be_committed(config):
         ("size = 'tinny'", "did you mean 'tiny'"),
         ("format = 2", "format 2, this program knows 1"),
         ("size = [", "not TOML"),
+        ('[pricing]\nresell = "yes"', '"stated" or "agreed", got \'yes\''),
+        ('[owners.ada]\nresell = "no"', '"agreed" or "", got \'no\''),
         ("[pricing]\npool_microunits = 1.5", "expected an integer"),
         ("[pricing]\npool_microunits = true", "expected an integer"),
         ("[pricing]\npool_microunits = 1\nreserve_microunits = 2", "larger than pool"),

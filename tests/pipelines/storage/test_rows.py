@@ -80,7 +80,7 @@ def test_every_format_and_compression_gives_the_same_records(deliver, take_in, f
         assert result.records["text"].to_list() == [row["text"] for row in rows]
         assert result.records["licence"].to_list() == ["CC0-1.0", "CC-BY-4.0", "CC0-1.0"]
         assert result.records["date"].to_list() == ["1999-12-31", "2000-01-01", None]
-        assert result.records["consent_resell"].to_list() == [True, False, False]
+        assert result.records["consent_resell"].to_list() == [True, False, None]
         assert result.records["position"].to_list() == [0, 1, 2]
     assert set(result.records["source"]) == {source}
     assert set(result.records["owner"]) == {"ada"}
