@@ -21,6 +21,12 @@ def git(*arguments):
     ).stdout.strip()
 
 
+def dirty():
+    """Whether anything but the figures themselves differs from the commit: the first line of a study changes the file of the second."""
+    own = (f":(top,exclude)tests/benchmarks/{file}.jsonl" for file in ("bench", "accept"))
+    return bool(git("status", "--porcelain", "--", ":/", *own))
+
+
 def hardware():
     """Processor and cores, in words."""
     import os
@@ -51,7 +57,7 @@ def record(file, name, *, packages=(), **figure):
     """
     path = HERE / file
     line = {
-        "name": name, "commit": git("rev-parse", "--short=12", "HEAD") or "none", "dirty": bool(git("status", "--porcelain")),
+        "name": name, "commit": git("rev-parse", "--short=12", "HEAD") or "none", "dirty": dirty(),
         "hardware": hardware(), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": {package: version(package) for package in packages} | {"python": platform.python_version()}, **figure,
     }  # fmt: skip

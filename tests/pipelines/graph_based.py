@@ -28,7 +28,12 @@ def deliver(inbox: Path, owners: dict[str, str]) -> None:
         folder = inbox / owner
         folder.mkdir(parents=True, exist_ok=True)
         rows = [
-            {"text": text, "date": found[year].date, "licence": "public-domain", "consent_resell": True}
+            {
+                "text": text,
+                "date": found[year].date,
+                "licence": "public-domain",
+                "consent_resell": True,
+            }
             for text in paragraphs(found[year].text)[:RECORDS]
         ]
         (folder / "message.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
