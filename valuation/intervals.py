@@ -146,15 +146,14 @@ def group_values(
     seed_se_n = None
     if bootstrap is None:
         variance_n = _ratio_variance(gains_nQ, tokens_Q) + order_variance_n
-        freedom_n = np.full(len(values_n), num_records - 1.0)
+        half_n = student.ppf((1 + level) / 2, num_records - 1) * np.sqrt(variance_n)
         if spread is not None:
             seeds, share_nK = spread
-            freedom_n = seeds.degrees(share_nK, variance_n, num_records)
+            half_n = seeds.half_width(share_nK, variance_n, num_records, level)
             seed_n = seeds.variance(share_nK)
             variance_n, seed_se_n = variance_n + seed_n, np.sqrt(seed_n)
             total_variance += seeds.variance(np.ones((1, seeds.num_lots)))[0]
         se_n = np.sqrt(variance_n)
-        half_n = student.ppf((1 + level) / 2, freedom_n) * se_n
         low_n, high_n = values_n - half_n, values_n + half_n
     else:
         generator, count = bootstrap

@@ -315,7 +315,7 @@ def explain(
         said = increments.sentence(owner_values)
         table.add_row("coalitions", f"{owner_values['coalitions']} retrained, {owner_values['method']}; {said}")  # fmt: skip
         table.add_row("run", f"{owner_values['run']}, seed {', '.join(map(str, seeds))} ({plan['seed_rule']})")  # fmt: skip
-        table.add_row("errors", spread_words(len(seeds)))
+        table.add_row("errors", spread_words(len(seeds), base="base" in plan.values))
         _add_proxy(site, table)
     _add_price(site, subject, table)
     _add_buyers(site, subject, table)
@@ -401,7 +401,10 @@ def _why(site: "Site", owner: str, unattributed_nano: dict[str, int]) -> str:
     rule, found = rule_of(site), price_list(site, unattributed_nano)
     if rule is None or found is None or owner in (RESERVE, HELD):
         return ""
-    errors = spread_words(len(required(site, "owner_values").values.get("seeds", [0])))
+    errors = spread_words(
+        len(required(site, "owner_values").values.get("seeds", [0])),
+        base="base" in required(site, "evaluation_plan").values,
+    )
     return why_price(owner, stored_values(site, unattributed_nano), found, rule, errors)
 
 

@@ -185,11 +185,14 @@ def told(plan: "Result") -> tuple[str, ...]:
         if base["whole"]
         else "not all that it was trained on; the rest isn't known here"
     )
-    sentence = (
-        f"Every coalition went on from the base model with root {base['root']}, whose own loss is the one without any lot. {base['compared']:,} of its "
-        f"documents were compared with the corpus and the target, and none is in them: {known}."
+    compared = (
+        f"{base['compared']:,} of its documents were compared with the corpus and the target, and none is in them: {known}."
+        if base["compared"]
+        else "Nothing that it was trained on could be compared with the corpus and the target."
     )
-    return (sentence,)
+    return (
+        f"Every coalition went on from the base model with root {base['root']}, whose own loss is the one without any lot. {compared}",
+    )
 
 
 def problems(site: "Site", plan: "Result") -> list[str]:
@@ -231,11 +234,12 @@ def _refuse_own(site: "Site", found: Foundation) -> None:
         for entry in open_ledger(site).entries()
         if entry["kind"] == "tokens"
     }
-    if found.run.tokens_digest in own:
-        raise ConfigError(
-            f"[values] base: expected a model that saw none of this home's records, got run {found.run.run}, whose tokens "
-            f"{found.run.tokens_digest[:16]} are in this home's ledger; a coalition's records would be worth nothing on top of it: take a base of another corpus"
-        )
+    for _, run in _line(found)[0]:
+        if run.tokens_digest in own:
+            raise ConfigError(
+                f"[values] base: expected a model that saw none of this home's records, got one that goes back to run {run.run}, whose tokens "
+                f"{run.tokens_digest[:16]} are in this home's ledger; a coalition's records would be worth nothing on top of it: take a base of another corpus"
+            )
 
 
 def _refuse_seen(
@@ -282,7 +286,7 @@ def _line(found: Foundation) -> tuple[list[tuple[Path, "RunSpec"]], bool]:
     """The run of a base and those that it went on from, the newest first; and whether the line goes back to a fresh model."""
     from trainer.errors import CheckpointError, SpecError
     from trainer.manifest import verify
-    from trainer.spec import load_run
+    from trainer.spec import load_run, run_digest
 
     folder, run, runs = found.folder.parent, found.run, []
     while True:
@@ -291,9 +295,11 @@ def _line(found: Foundation) -> tuple[list[tuple[Path, "RunSpec"]], bool]:
             return runs, True
         before = folder / run.init
         try:
-            if verify(before).root != run.init_root:
+            made = verify(before)
+            folder, run_before = before.parent, load_run(before.parent)
+            if made.root != run.init_root or run_digest(run_before) != made.run_digest:
                 return runs, False
-            folder, run = before.parent, load_run(before.parent)
+            run = run_before
         except (CheckpointError, SpecError, OSError):  # of another format, or gone
             return runs, False
 

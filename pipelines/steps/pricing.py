@@ -134,7 +134,7 @@ def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
     seeds = [document["seed"], *document["config"]["extra"].get("seeds", ())]
     said = (
         f"of size {document['recipe']}: {model['num_layers']} layers of width {model['dim']}, {document['steps']} steps, "
-        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} (errors {spread_words(len(seeds))}), settings {digest}"
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} (errors {spread_words(len(seeds), base=bool(base))}), settings {digest}"
         + (f", on top of the base model with root {base['base']}" if base else "")
     )
     facts = {

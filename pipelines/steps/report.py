@@ -171,7 +171,7 @@ def _valuation(values: "Result", plan: "Result") -> Valuation:
         method=values["method"], target="target_value", num_coalitions=values["coalitions"], groups=groups,
         loss_without=Estimate(value=values["loss_empty"]), loss_with=Estimate(value=values["loss_all"]), plan_digest=plan["digest"],
         notes=(
-            f"Standard errors and intervals are {spread_words(len(values['seeds']))}.",
+            f"Standard errors and intervals are {spread_words(len(values.values.get('seeds', [0])), base='base' in plan.values)}.",
             "Copies are left out of every coalition, so that a copier earns nothing.",
             "The players are lots of records in order of time and content; an owner gets its share of tokens in each, whatever its names.",
             *foundation.told(plan),

@@ -119,7 +119,7 @@ class ValuesConfig:
         '"/srv/other-home/runs/train-0123456789ab/step-12"',
     )
     update: str = option(
-        'after a delivery: "sampled" trains at most 0.3 of all coalitions and predicts the rest, "exact" trains all that the bank lacks, "anew" '
+        'after a delivery: "sampled" trains at most 0.3 of all coalitions (of five lots or more) and predicts the rest, "exact" trains all that the bank lacks, "anew" '
         "trains everything in new lots",
         "sampled",
     )

@@ -107,7 +107,7 @@ def main():
             ratio, quarters = statistics.median(ratios), statistics.quantiles(ratios)
             figures.record(
                 "bench.jsonl", f"valuation.inrun.cost{'' if rows == 32 else rows}", packages=("torch", "numpy"),
-                what=f"CPU seconds of a step of {rows} rows with in-run credit over a plain training step", unit="ratio", kind="requirement",
+                what=f"CPU seconds of a step of {rows} rows with in-run credit over a plain training step", unit="ratio", kind="hypothesis" if rows == 8 else "requirement",
                 bar="ratio <= 1.35", holds=ratio <= 1.35, value=round(ratio, 3), spread=[round(quarters[0], 3), round(quarters[2], 3)],
                 n=len(ratios), seeds=[1], command=COMMAND, plain_s=round(plain_s, 4), parameters=num_parameters(fresh()),
                 note=f"{rows} rows of 128, target sample of 1 row of {width} columns; with {rows // TARGET_SHARE} rows: {statistics.median(share):.2f}",

@@ -143,7 +143,9 @@ def test_a_base_that_saw_what_it_is_to_measure_is_refused(
     home = copied(based_home)
     version = values(home, "corpus")["version"]
     own = home / values(home, "checkpoint")["checkpoint"]
-    with pytest.raises(ConfigError, match=r"saw none of this home's records, got run train-"):
+    with pytest.raises(
+        ConfigError, match=r"saw none of this home's records, got one that goes back to run train-"
+    ):
         foundation.checked(opened(home, own), version)
     donors = values(tiny_home, "corpus")["version"]
     text = records(opened(tiny_home), donors, "text")["text"][3]
@@ -158,6 +160,28 @@ def test_a_base_that_saw_what_it_is_to_measure_is_refused(
         foundation.start(site, version)
     with pytest.raises(ConfigError, match=r"none of the records that are to be valued, got one that was trained on 198 of 198"):  # fmt: skip
         _as_donor(tiny_home, home)
+
+
+def test_a_base_is_followed_back_through_every_run_that_it_went_on_from(
+    tiny_home: Path, tmp_path: Path
+) -> None:
+    """A base of two stages is refused for the first one's tokens; an ancestor's run.json that did not make its checkpoint is not believed."""
+    for name in ("unlearn-*", "train-*"):
+        made = next((tiny_home / "runs").glob(name))
+        shutil.copytree(made, tmp_path / made.name)
+    folder = next(next(tmp_path.glob("unlearn-*")).glob("step-*"))
+    run = load_run(folder.parent)
+    harmless = dataclasses.replace(run, tokens_digest="ab" * 32)
+    manifest = verify(folder)
+    found = foundation.Foundation(folder, manifest.root, manifest.digest, harmless)
+    runs, whole = foundation._line(found)
+    assert ([path.name.split("-")[0] for path, _ in runs], whole) == (["unlearn", "train"], True)
+    with pytest.raises(ConfigError, match=r"one that goes back to run train-"):
+        foundation._refuse_own(opened(tiny_home), found)
+    other = next((tiny_home / "runs").glob("gold-*"))
+    shutil.copy(other / "run.json", next(tmp_path.glob("train-*")))
+    runs, whole = foundation._line(found)
+    assert (len(runs), whole) == (1, False)
 
 
 def _as_donor(tiny_home: Path, home: Path) -> None:

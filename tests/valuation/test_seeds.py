@@ -41,19 +41,28 @@ def coverage(seeds, games=800, **luck):
     return held / games
 
 
-@pytest.mark.parametrize(
-    ("seeds", "luck"),
-    [(2, {}), (2, {"common": 0.03}), (2, {"cell": 0.3}), (3, {}), (2, {"own": 0.0, "cell": 0.0})],
-    ids=["two seeds", "lots share luck", "noisy cells", "three seeds", "no luck at all"],
-)
+LUCK = {
+    "two seeds": (2, {}),
+    "lots share luck": (2, {"common": 0.03}),
+    "lots share all luck": (2, {"own": 0.0, "common": 0.03}),
+    "most luck is shared": (2, {"own": 0.01, "common": 0.06}),
+    "noisy cells": (2, {"cell": 0.3}),
+    "no luck at all": (2, {"own": 0.0, "cell": 0.0}),
+    "three seeds": (3, {}),
+    "three seeds share luck": (3, {"common": 0.03}),
+    "three seeds share all luck": (3, {"own": 0.0, "common": 0.03}),
+    "three seeds, most shared": (3, {"own": 0.01, "common": 0.06}),
+}
+
+
+@pytest.mark.parametrize(("seeds", "luck"), LUCK.values(), ids=LUCK)
 def test_intervals_of_95_percent_hold_the_true_values_of_lots_and_of_owners_of_parts(seeds, luck):
-    """Over lots together 93 to 97 % (97.5 where cells are so noisy that both floors at zero widen), each lot and owner of parts within what 800 games can tell; wide, never narrow, for an owner of all lots alike."""
+    """Whatever part of the luck lots share: 93 % or more of all lots, and of each lot and owner 90 or more, as far as 800 games can tell. With two seeds and luck of each lot's own they are too wide."""
     held_O, _ = coverage(seeds, **luck)
-    assert 0.93 <= held_O[:LOTS].mean() <= (0.975 if luck.get("cell") else 0.97)
-    assert (held_O[:LOTS] >= 0.92).all()
-    # Tokens in every lot alike: what lots share is known by S - 1 degrees of freedom only, and Satterthwaite's are too many there.
-    assert held_O[7] >= (0.88 if luck.get("common") else 0.93)
-    assert held_O[[6, 8]].min() >= 0.91
+    assert held_O[:LOTS].mean() >= 0.93
+    assert held_O.min() >= 0.9
+    if seeds == 3 or not luck.get("own", 1):
+        assert held_O[:LOTS].mean() <= 0.98
 
 
 def test_intervals_over_target_records_alone_leave_most_true_values_out():

@@ -70,7 +70,7 @@ def value_judgement(
     return home.materialize(context, inputs, make, describe.value_judgement)
 
 
-@dg.asset(group_name=GROUP, code_version="6", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="7", kinds={"pytorch"}, owners=OWNERS)
 def owner_values(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, clusters: Result, tokens: Result, target: Result, evaluation_plan: Result,
