@@ -288,6 +288,7 @@ def explain(
             f"{subject!r} has no value; the table `values` names every owner and group: dataworth sql"
         )
     owner_values, plan = required(site, "owner_values"), required(site, "evaluation_plan")
+    from valuation.intervals import zero_words
     from valuation.seeds import spread_words
 
     seeds = owner_values.values.get("seeds", [plan["seeds"]["proxy"]])
@@ -303,6 +304,8 @@ def explain(
                 "standard error, interval",
                 f"{row['se_nano'] / 1e9:.6f}, [{row['ci_low_nano'] / 1e9:.6f}, {row['ci_high_nano'] / 1e9:.6f}]",
             )
+        if unclear := zero_words(row["ci_low_nano"], row["ci_high_nano"]):
+            table.add_row("against zero", unclear)
     found = next((owner for owner in owner_values["owners"] if owner["id"] == subject), None)
     for place, lot in enumerate(owner_values["groups"]):
         own = found["tokens"][place] if found else lot["tokens"] * (lot["id"] == subject)

@@ -212,6 +212,7 @@ def _errors_of(owner_values: "Result", rows: Any) -> "GroupValues":
     import numpy as np
 
     from valuation import GroupValues
+    from valuation.intervals import LEVEL
 
     column = {
         name: np.array([row[name] for row in rows]) for name in ("value", "se", "low", "high")
@@ -219,7 +220,7 @@ def _errors_of(owner_values: "Result", rows: Any) -> "GroupValues":
     return GroupValues(
         values_n=column["value"], se_n=column["se"], ci_low_n=column["low"], ci_high_n=column["high"],
         total=float(column["value"].sum()), total_se=float("nan"), num_target_records=owner_values["target_records"],
-        level=0.95, method=owner_values["method"],
+        level=LEVEL, method=owner_values["method"],
     )  # fmt: skip
 
 

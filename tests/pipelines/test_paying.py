@@ -76,6 +76,31 @@ def test_receipts_name_the_proxy_and_say_that_its_transfer_is_not_measured(
     assert f"settings {proxy_digest(run)}; against a larger model: not measured" in page
 
 
+def test_an_owner_that_isnt_told_from_zero_is_told_so(
+    ask, tiny_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """Exactly the owners whose published interval holds zero are told so by `explain` and `payouts`; a wider interval makes one more."""
+    home, words = copied(tiny_home), "not distinguishable from zero at the 95 % level"
+    path = home / "tables/values.parquet"
+    table = pl.read_parquet(path)
+    is_owner = pl.col("subject_kind") == "owner"
+    first, counts = table.filter(is_owner)["subject_id"][0], []
+    for low in (1, -1):
+        ends = {"ci_low_nano": low, "ci_high_nano": 10**9}
+        here = is_owner & (pl.col("subject_id") == first)
+        table = table.with_columns(pl.when(here).then(end).otherwise(name).alias(name) for name, end in ends.items())  # fmt: skip
+        table.write_parquet(path)
+        counts.append(squeezed(ask(home, "explain", first).out).count(words))
+    assert counts[1] == counts[0] + 1
+    unclear = is_owner & (pl.col("ci_low_nano") <= 0) & (pl.col("ci_high_nano") >= 0)
+    assert squeezed(ask(home, "payouts").out).count("not distinguishable") == len(table.filter(unclear))  # fmt: skip
+
+
+def squeezed(text: str) -> str:
+    """A table's text on one line, without its boxes."""
+    return re.sub(r"[\s│]+", " ", text)
+
+
 def test_values_are_means_over_the_plans_seeds_and_their_errors_contain_the_spread(
     tiny_home: Path,
 ) -> None:
