@@ -337,18 +337,21 @@ def _add_proxy(site: "Site", table: Table) -> None:
 
 
 def _add_strip(site: "Site", subject: str, table: Table) -> None:
-    """A record's surprisal from its beginning to its end, where its owner consents to display."""
+    """A record's surprisal from its beginning to its end, where its owner consents to display and its licence is accepted."""
     import polars as pl
 
     from pipelines.steps.tables import records
+    from pipelines.steps.valuation import accepted_licences
     from valuation.surprisal import heat_strip
 
     path = site.home.table("surprisal")
     if len(subject) != 64 or not path.exists():
         return
-    frame = records(site, required(site, "corpus")["version"], "record_id", "consent_display")
+    frame = records(site, required(site, "corpus")["version"], "record_id", "licence", "consent_display")  # fmt: skip
     shown = frame.filter(
-        pl.col("record_id").bin.encode("hex") == subject, pl.col("consent_display")
+        pl.col("record_id").bin.encode("hex") == subject,
+        pl.col("consent_display"),
+        pl.col("licence").is_in(list(accepted_licences(site))),
     )
     bits = pl.read_parquet(path).filter(pl.col("record_id").bin.encode("hex") == subject)["bits"]
     if len(shown) and len(bits):
