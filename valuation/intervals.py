@@ -37,6 +37,26 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+LEVEL = 0.95
+"""Coverage of the intervals of lots, owners and entities, unless a caller asks for another."""
+
+
+def zero_words(low: float | None, high: float | None, level: float = LEVEL) -> str:
+    """Whether an interval tells a value from zero, in words.
+
+    Args:
+        low: lower end, or None without an interval.
+        high: upper end, in the same unit.
+        level: coverage of the interval.
+
+    Returns:
+        ``not distinguishable from zero at the 95 % level`` where the interval holds zero, its ends included;
+        empty where it doesn't, or where there is none.
+    """
+    if low is None or high is None or not low <= 0 <= high:
+        return ""
+    return f"not distinguishable from zero at the {100 * level:g} % level"
+
 
 @dataclass(frozen=True, slots=True)
 class GroupValues:

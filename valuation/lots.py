@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from valuation.errors import GroupError
-from valuation.intervals import checked_tokens, group_values
+from valuation.intervals import LEVEL, checked_tokens, group_values
 from valuation.seeds import by_seed, over_seeds, seed_spread
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def owner_intervals(
     tokens_Q: ArrayLike,
     *,
     order_variance_K: ArrayLike | None = None,
-    level: float = 0.95,
+    level: float = LEVEL,
     method: str = "shapley.lots",
 ) -> GroupValues:
     """Values of owners from those of the lots, with errors over target records and seeds.

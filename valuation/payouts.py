@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from valuation.errors import PricingError
+from valuation.intervals import zero_words
 from valuation.pricing import HELD, RESERVE, price
 from valuation.rules import rule_sentence
 
@@ -51,11 +52,14 @@ def why_price(
     if row is None or paid is None:
         raise PricingError(f"owner: expected one with a value and a price, got {owner!r}")
     total = sum(max(0, other.value_nano) for other in values.rows)
-    said = [
-        f"{owner} lowers the buyer's loss on {row.target} by {row.value_nano} nano-{row.unit} per token"
-        if row.value_nano > 0
-        else f"{owner} doesn't lower the buyer's loss on {row.target}: {row.value_nano} nano-{row.unit} per token"
-    ]
+    unclear = zero_words(row.ci_low_nano, row.ci_high_nano)
+    amount = f"{row.value_nano} nano-{row.unit} per token"
+    if unclear:
+        said = [f"{owner}'s value on {row.target}, {amount}, is {unclear}"]
+    elif row.value_nano > 0:
+        said = [f"{owner} lowers the buyer's loss on {row.target} by {amount}"]
+    else:
+        said = [f"{owner} doesn't lower the buyer's loss on {row.target}: {amount}"]
     if row.ci_low_nano is not None:
         said[0] += (
             f" (between {row.ci_low_nano} and {row.ci_high_nano}{f', {errors}' * bool(errors)})"
@@ -72,6 +76,8 @@ def why_price(
         )
     said.append(f"by rule {prices.rule_digest[:16]} ({rule_sentence(rule)})")
     said.append(f"{paid.price_microunits} micro-units {prices.currency} are due")
+    if unclear and paid.price_microunits and rule.basis == "value" and entity is None:
+        said.append("the rule pays by the estimate, however wide its interval")
     if paid.held_microunits:
         said.append(
             f"{paid.held_microunits} are held back because the value may be as low as {row.ci_low_nano}"

@@ -288,6 +288,7 @@ def explain(
             f"{subject!r} has no value; the table `values` names every owner and group: dataworth sql"
         )
     owner_values, plan = required(site, "owner_values"), required(site, "evaluation_plan")
+    from valuation.intervals import zero_words
     from valuation.seeds import spread_words
 
     seeds = owner_values.values.get("seeds", [plan["seeds"]["proxy"]])
@@ -303,6 +304,8 @@ def explain(
                 "standard error, interval",
                 f"{row['se_nano'] / 1e9:.6f}, [{row['ci_low_nano'] / 1e9:.6f}, {row['ci_high_nano'] / 1e9:.6f}]",
             )
+        if unclear := zero_words(row["ci_low_nano"], row["ci_high_nano"]):
+            table.add_row("against zero", unclear)
     found = next((owner for owner in owner_values["owners"] if owner["id"] == subject), None)
     for place, lot in enumerate(owner_values["groups"]):
         own = found["tokens"][place] if found else lot["tokens"] * (lot["id"] == subject)
@@ -334,18 +337,21 @@ def _add_proxy(site: "Site", table: Table) -> None:
 
 
 def _add_strip(site: "Site", subject: str, table: Table) -> None:
-    """A record's surprisal from its beginning to its end, where its owner consents to display."""
+    """A record's surprisal from its beginning to its end, where its owner consents to display and its licence is accepted."""
     import polars as pl
 
     from pipelines.steps.tables import records
+    from pipelines.steps.valuation import accepted_licences
     from valuation.surprisal import heat_strip
 
     path = site.home.table("surprisal")
     if len(subject) != 64 or not path.exists():
         return
-    frame = records(site, required(site, "corpus")["version"], "record_id", "consent_display")
+    frame = records(site, required(site, "corpus")["version"], "record_id", "licence", "consent_display")  # fmt: skip
     shown = frame.filter(
-        pl.col("record_id").bin.encode("hex") == subject, pl.col("consent_display")
+        pl.col("record_id").bin.encode("hex") == subject,
+        pl.col("consent_display"),
+        pl.col("licence").is_in(list(accepted_licences(site))),
     )
     bits = pl.read_parquet(path).filter(pl.col("record_id").bin.encode("hex") == subject)["bits"]
     if len(shown) and len(bits):

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,12 +47,14 @@ def payouts(
             frame.filter(~pl.col("subject").is_in([RESERVE, HELD])).iter_rows()
         )  # nobody is paid the reserve, and what is held back isn't due
         return
+    unclear = _unclear(table_of(site, "values", buyer))
     currency = frame["currency"][0]
     table = Table(
         "owner",
         "name",
         f"micro-units {currency}",
         currency,
+        "value",
         title=f"rule {frame['rule_digest'][0][:16]}",
     )
     for row in frame.iter_rows(named=True):
@@ -61,11 +64,23 @@ def payouts(
             entry.name if entry else "",
             f"{row['price_microunits']:,}",
             f"{row['price_microunits'] / 1e6:,.2f}",
+            unclear.get(row["subject"], ""),
         )
     table.add_section()
     total = int(frame["price_microunits"].sum())
     table.add_row("total", "", f"{total:,}", f"{total / 1e6:,.2f}")
     console.print(table)
+
+
+def _unclear(path: Path) -> dict[str, str]:
+    """Owner → that its value isn't distinguishable from zero, in words, of the owners this holds for."""
+    import polars as pl
+
+    from valuation.intervals import zero_words
+
+    rows = pl.read_parquet(path).filter(pl.col("subject_kind") == "owner").iter_rows(named=True)
+    said = {row["subject_id"]: zero_words(row["ci_low_nano"], row["ci_high_nano"]) for row in rows}
+    return {owner: words for owner, words in said.items() if words}
 
 
 def gc(

@@ -129,6 +129,7 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
     from pipelines.reports.owners import Narrowing
     from pipelines.steps import increments
     from pipelines.steps.owners import Bank, owners_worth
+    from valuation.intervals import zero_words
     from valuation.seeds import spread_words
 
     bank = Bank(site, result, plan)
@@ -147,14 +148,18 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
             group["seed_se"],
             group["low"],
             group["high"],
+            zero_words(group["low"], group["high"]),
         ]
         for group in groups
     ]
     owners = sorted(result["owners"], key=lambda owner: -owner["value"])
-    own = [[row["id"], sum(row["tokens"]), row["value"], row["low"], row["high"]] for row in owners]
+    own = [
+        [row["id"], sum(row["tokens"]), row["value"], row["low"], row["high"], zero_words(row["low"], row["high"])]
+        for row in owners
+    ]  # fmt: skip
     return {
-        "owners": table_md(["owner", "tokens", "value, nats", "low", "high"], own),
-        "values": table_md(["lot", "owners", "value, nats", "standard error", "of it by seeds", "low", "high"], rows),
+        "owners": table_md(["owner", "tokens", "value, nats", "low", "high", "against zero"], own),
+        "values": table_md(["lot", "owners", "value, nats", "standard error", "of it by seeds", "low", "high", "against zero"], rows),
         **plots(owner_bars(owners_worth(result, {})), coverage_bars(bank.coverage())),
         **(plots(narrowing_lines(narrowing)) if isinstance(narrowing, Narrowing) else {}),
         "chart": plot_md(chart, "value of each lot with its interval"),
@@ -186,13 +191,18 @@ def prices(site: "Site", result: "Result") -> Mapping[str, Any]:
     from pipelines.reports.drawings import value_price
     from pipelines.results import latest
     from pipelines.steps.owners import owners_worth, paid_to
+    from valuation.intervals import zero_words
 
     valued = latest(site.home.results, "owner_values")
     assert valued is not None, "prices follow from values"
     frame = pl.read_parquet(site.home.table("prices")).sort("price_microunits", descending=True)
-    rows = [[row["subject"], row["price_microunits"]] for row in frame.iter_rows(named=True)]
+    zero = {row["id"]: zero_words(row["low"], row["high"]) for row in valued["owners"]}
+    rows = [
+        [row["subject"], row["price_microunits"], zero.get(row["subject"], "")]
+        for row in frame.iter_rows(named=True)
+    ]
     return {
         **table_metadata(len(frame), parquet_schema(site.home.table("prices")), "tables/prices.parquet"),
-        "prices": table_md(["subject", f"micro-units of {result['currency']}"], rows), **plots(value_price(owners_worth(valued, paid_to(site, result)), result["currency"])), "pool": result["pool"], "sum": result["sum"],
+        "prices": table_md(["subject", f"micro-units of {result['currency']}", "value against zero"], rows), **plots(value_price(owners_worth(valued, paid_to(site, result)), result["currency"])), "pool": result["pool"], "sum": result["sum"],
         "reserve": result["reserve"], "ledger entry": result["entry"],
     }  # fmt: skip

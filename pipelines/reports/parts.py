@@ -37,6 +37,13 @@ class Estimate:
     level: float = LEVEL
     """Level of the interval, 0 < level < 1."""
 
+    @property
+    def unclear(self) -> str:
+        """``not distinguishable from 0 at 95 %`` where the interval holds 0; empty where it doesn't, or without one."""
+        if self.low is None or self.high is None or not self.low <= 0 <= self.high:
+            return ""
+        return f"not distinguishable from 0 at {100 * self.level:g} %"
+
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
             raise ReportError(f"an interval has two ends; got low={self.low}, high={self.high}")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.runs import digest_of, versions_of
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
     from pipelines.site import Site
     from provenance import SumTree
     from valuation import GroupValues, NanoRow, OwnerValues, PriceList, PriceRule, ValueRow
+    from valuation.transfer import Transfer
 
 Made = tuple[str, Mapping[str, Any]]
+
+STUDIED = Path(__file__).parents[1] / "studies" / "transfer.json"
+"""What the study owners-transfer-sizes measured of the proxies of this package's sizes."""
 
 
 def value_table(
@@ -124,12 +129,11 @@ def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
         EvaluationError: The configured transfer file can't be read.
     """
     from valuation.seeds import spread_words
-    from valuation.transfer import NOT_MEASURED, proxy_digest, read_transfers
+    from valuation.transfer import NOT_MEASURED, proxy_digest
 
     document = parse_json((site.home.runs / run / "run.json").read_bytes())
     digest, model = proxy_digest(document), document["config"]["model"]
-    path = site.config.pricing.transfer
-    found = read_transfers(site.home.path / path).get(digest) if path else None
+    found = _transfers(site).get(digest)
     base = {"base": document["init_root"]} if document["init_root"] != "none" else {}
     seeds = [document["seed"], *document["config"]["extra"].get("seeds", ())]
     said = (
@@ -148,18 +152,20 @@ def proxy_facts(site: "Site", run: str) -> dict[str, Any]:
 
 
 def transfer_inputs(site: "Site") -> dict[str, Any]:
-    """What the statement about the proxy depends on beside the values; nothing where no file is set.
+    """What the statement about the proxy depends on beside the values.
 
     Raises:
-        EvaluationError: The configured transfer file can't be read.
+        EvaluationError: The transfer file can't be read.
     """
+    return {"transfer": {proxy: record.sentence for proxy, record in _transfers(site).items()}}
+
+
+def _transfers(site: "Site") -> "dict[str, Transfer]":
+    """What was measured of proxies: the configured file, else the one that the package holds for its own sizes."""
     from valuation.transfer import read_transfers
 
     path = site.config.pricing.transfer
-    if path is None:
-        return {}
-    found = read_transfers(site.home.path / path)
-    return {"transfer": {proxy: record.sentence for proxy, record in found.items()}}
+    return read_transfers(site.home.path / path if path else STUDIED)
 
 
 def _influence_rows(site: "Site", tokens: "Result", influence: "Result") -> "list[ValueRow]":
@@ -212,6 +218,7 @@ def _errors_of(owner_values: "Result", rows: Any) -> "GroupValues":
     import numpy as np
 
     from valuation import GroupValues
+    from valuation.intervals import LEVEL
 
     column = {
         name: np.array([row[name] for row in rows]) for name in ("value", "se", "low", "high")
@@ -219,7 +226,7 @@ def _errors_of(owner_values: "Result", rows: Any) -> "GroupValues":
     return GroupValues(
         values_n=column["value"], se_n=column["se"], ci_low_n=column["low"], ci_high_n=column["high"],
         total=float(column["value"].sum()), total_se=float("nan"), num_target_records=owner_values["target_records"],
-        level=0.95, method=owner_values["method"],
+        level=LEVEL, method=owner_values["method"],
     )  # fmt: skip
 
 

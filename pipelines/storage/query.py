@@ -1,7 +1,8 @@
 """SQL over the home, for questions only.
 
-``records`` (the version in force), ``quarantine``, ``duplicates``, ``clusters``, ``values`` and ``prices`` are
-views over Parquet files, as far as they exist (write "values" in quotes: it is a word of SQL, and "buyer-NAME-prices" and
+``records`` (the version in force), ``quarantine``, ``duplicates``, ``clusters``, ``entropy``, ``owner_entropy``, ``surprisal``
+(the list ``bits`` has one entry per token of the record), ``quality``, ``values`` and ``prices`` are views over Parquet files,
+as far as they exist (write "values" in quotes: it is a word of SQL, and "buyer-NAME-prices" and
 "buyer-NAME-values", the tables of other buyers). DuckDB is a guest here: it runs in memory, sees these views and
 nothing else. User SQL cannot read or write a file, load an extension, see a Python variable or change a
 setting; one reading statement is run at a time, and nothing spills to disk.
@@ -27,6 +28,7 @@ TABLES: Final = (
     "clusters",
     "entropy",
     "owner_entropy",
+    "surprisal",
     "quality",
     "values",
     "prices",

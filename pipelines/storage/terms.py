@@ -81,7 +81,8 @@ class PricingConfig(Terms):
         STATED,
     )
     transfer: str | None = option(
-        "a file that says how values of this size's proxy compared with those of a larger model, as a study wrote it",
+        "a file that says how values of this size's proxy compared with those of a larger model, as a study wrote it; "
+        "without it the file of the package, which has the proxies of its own sizes",
         None,
         '"transfer.json"',
     )

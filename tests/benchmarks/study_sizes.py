@@ -4,7 +4,7 @@ The owners, records and target of `owners-transfer`. Each size's proxy is traine
 optimiser, batch, steps and number of ids are those of `pipelines.sizes`, so its digest is the one that a home's receipts ask for; byte pairs are learnt from texts that no owner
 sells. What it is held against, the 7.2M model's values, is read from the figure `valuation.owners.transfer` (`accept.jsonl`), not trained
 again: those of both seeds where the figure has them, else their mean, and then the intervals lack that model's seeds. The record of every proxy is written to
-`transfer.json` beside this file; `[pricing] transfer` of a home may name a copy of it. All records together are 50,000 characters, so the larger sizes' steps are a cap that doesn't bind.
+`pipelines/studies/transfer.json`, which every home without a `[pricing] transfer` of its own reads. All records together are 50,000 characters, so the larger sizes' steps are a cap that doesn't bind.
 """
 
 import json
@@ -27,6 +27,7 @@ from study_transfer import (  # fmt: skip
 )
 
 from pipelines.sizes import SIZES
+from pipelines.steps.pricing import STUDIED
 from provenance.canonical import jcs
 from trainer.model import Transformer
 from trainer.spec import BatchSpec, OptimSpec, RunConfig, RunSpec, no_versions, save_run
@@ -121,7 +122,7 @@ def study():
             "proxy": digest, "values": dict(zip(NAMES, value_Rn.mean(0).round(5).tolist(), strict=True)), "rho": list(parts["rank"]),
             "moved": list(parts["moved"]), "seeds agree": rho(*value_Rn), "seeds move": moved(*value_Rn),
         }  # fmt: skip
-    write_transfers(HERE / "transfer.json", records.values())
+    write_transfers(STUDIED, records.values())
     said = "; ".join(starmap("{}: rank {:.2f} ({:.2f} to {:.2f}), {:.1%} ({:.1%} to {:.1%}) of the pool moves".format, ((n, *p["rank"], *p["moved"]) for n, p in found.items())))  # fmt: skip
     lacks = "" if len(large_Rn) > 1 else f"; intervals over owners and the proxies' seeds, not over the larger model's, whose values are those of {commit[:12]}"  # fmt: skip
     worst, first = max((p["moved"] for p in found.values()), key=lambda p: p[0]), found["default"]["rank"]  # fmt: skip

@@ -21,8 +21,6 @@ from valuation.bank import load_seeds
 from valuation.errors import EvaluationError
 from valuation.transfer import Transfer, proxy_digest, read_transfers, write_transfers
 
-STUDIED = Path(__file__).parents[1] / "benchmarks/transfer.json"
-
 
 def opened(home: Path) -> Site:
     """A home of the tests, opened as the graph opens it."""
@@ -54,26 +52,52 @@ def valued_again(site: Site) -> Result:
     return result
 
 
-def test_receipts_name_the_proxy_and_say_that_its_transfer_is_not_measured(
+def test_receipts_name_the_proxy_and_the_transfer_that_was_measured_of_it(
     ask, tiny_home: Path
 ) -> None:
-    """Without a record the ledger, the owner's receipt and `explain` say so, with the digest of the run's settings."""
+    """Without any setting ledger, receipt, `explain` and report tell the package's record of the size's own proxy, with the digest of the run's settings."""
     site = opened(tiny_home)
     valued, values = made(site, "owner_values", "values")
     run = parse_json((site.home.runs / valued["run"] / "run.json").read_bytes())
     body = open_ledger(site).entry(values["entry"])["body"]
     assert body["proxy_digest"] == proxy_digest(run)
-    assert body["transfer"] == "not measured"
-    assert "transfer_record" not in body
+    record = read_transfers(pricing.STUDIED)[proxy_digest(run)]
+    assert body["transfer"] == record.sentence
+    assert body["transfer_record"] == dataclasses.asdict(record)
     for said in (ask(tiny_home, "verify", "wilson"), ask(tiny_home, "explain", "wilson")):
         assert said.code == 0
         assert f"settings {proxy_digest(run)}" in said.out
-        assert "not measured" in said.out
+        assert record.sentence in said.out
         assert all(str(seed) in said.out for seed in valued["seeds"])
         assert "2 seeds (initial weights and order)" in re.sub(r"[\s│]+", " ", said.out)
     assert body["seeds"] == valued["seeds"]
     page = (tiny_home / "reports/latest.html").read_text()
-    assert f"settings {proxy_digest(run)}; against a larger model: not measured" in page
+    assert f"settings {proxy_digest(run)}; against a larger model: {record.sentence}" in page
+
+
+def test_an_owner_that_isnt_told_from_zero_is_told_so(
+    ask, tiny_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """Exactly the owners whose published interval holds zero are told so by `explain` and `payouts`; a wider interval makes one more."""
+    home, words = copied(tiny_home), "not distinguishable from zero at the 95 % level"
+    path = home / "tables/values.parquet"
+    table = pl.read_parquet(path)
+    is_owner = pl.col("subject_kind") == "owner"
+    first, counts = table.filter(is_owner)["subject_id"][0], []
+    for low in (1, -1):
+        ends = {"ci_low_nano": low, "ci_high_nano": 10**9}
+        here = is_owner & (pl.col("subject_id") == first)
+        table = table.with_columns(pl.when(here).then(end).otherwise(name).alias(name) for name, end in ends.items())  # fmt: skip
+        table.write_parquet(path)
+        counts.append(squeezed(ask(home, "explain", first).out).count(words))
+    assert counts == [0, 2]  # the row, and why it is paid
+    unclear = is_owner & (pl.col("ci_low_nano") <= 0) & (pl.col("ci_high_nano") >= 0)
+    assert squeezed(ask(home, "payouts").out).count("not distinguishable") == len(table.filter(unclear))  # fmt: skip
+
+
+def squeezed(text: str) -> str:
+    """A table's text on one line, without its boxes."""
+    return re.sub(r"[\s│]+", " ", text)
 
 
 def test_values_are_means_over_the_plans_seeds_and_their_errors_contain_the_spread(
@@ -98,7 +122,7 @@ def test_values_are_means_over_the_plans_seeds_and_their_errors_contain_the_spre
 
 def test_the_studys_file_has_a_record_of_the_sizes_own_proxy(tiny_home: Path) -> None:
     """What `make accept STUDY=owners-transfer-sizes` measured is found by the digest of the run that this very graph made; there are records of three more sizes."""
-    found = read_transfers(STUDIED)
+    found = read_transfers(pricing.STUDIED)
     (valued,) = made(opened(tiny_home), "owner_values")
     run = parse_json((tiny_home / "runs" / valued["run"] / "run.json").read_bytes())
     assert found[proxy_digest(run)].owners == 5
@@ -109,7 +133,7 @@ def test_the_studys_file_has_a_record_of_the_sizes_own_proxy(tiny_home: Path) ->
 def test_a_measured_transfer_is_on_every_receipt(
     ask, tiny_home: Path, copied: Callable[[Path], Path]
 ) -> None:
-    """A record of this very proxy is told by `verify` and `explain` and hashed with the values; one of another proxy is not."""
+    """The file that is set goes before the package's: a record of this very proxy is told by `verify` and `explain` and hashed with the values, one of another proxy is not."""
     home = copied(tiny_home)
     configured(home, "transfer", "transfer.json")
     site = opened(home)
@@ -122,7 +146,11 @@ def test_a_measured_transfer_is_on_every_receipt(
         moved=12_456, moved_low=1_534, moved_high=19_846, measured_on="speeches", command="make accept",
     )  # fmt: skip
     write_transfers(home / "transfer.json", [other])
-    assert valued_again(site)["entry"] == before["entry"]  # nothing is known of this proxy
+    entry = valued_again(site)["entry"]
+    unknown = open_ledger(site).entry(entry)["body"]
+    assert unknown["transfer"] == "not measured"  # the file that is set has no record of this proxy
+    assert "transfer_record" not in unknown
+    assert "not measured" in ask(home, "explain", "wilson").out
     record = dataclasses.replace(other, proxy=digest)
     write_transfers(home / "transfer.json", [other, record])
     assert record.sentence in pricing.transfer_inputs(site)["transfer"].values()

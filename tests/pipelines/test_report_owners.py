@@ -8,9 +8,11 @@ import pytest
 from pipelines.reports import (
     Coverage,
     EntropySpread,
+    Estimate,
     Narrowing,
     NotAvailable,
     ReportError,
+    Valuation,
     Worth,
     render,
 )
@@ -58,6 +60,23 @@ def test_what_is_missing_is_said_and_not_drawn() -> None:
     text = Page(render(replace(sample(), worth=part))).text
     assert "Surprisal along records: not available: no consent to display" in text
     assert "Convergence: not available: one lot" in text
+
+
+def test_a_value_whose_interval_holds_zero_says_so_beside_it() -> None:
+    """An owner's and a lot's: silent as long as the interval is on one side, a sentence when it reaches zero."""
+    told = "not distinguishable from 0 at 95 %"
+    part, lots = _worth(), sample().valuation
+    assert isinstance(lots, Valuation)
+    wide = Estimate(value=0.01, se=0.01, low=0.0, high=0.02, n=513)
+    owner, lot = replace(part.owners[0], value=wide), replace(lots.groups[0], value=wide)
+    clear = replace(wide, low=0.001)
+    counts = []
+    for value in (clear, wide):
+        owners = (replace(owner, value=value), *part.owners[1:])
+        groups = (replace(lot, value=value), *lots.groups[1:])
+        page = replace(sample(), worth=replace(part, owners=owners), valuation=replace(lots, groups=groups))  # fmt: skip
+        counts.append(Page(render(page)).text.count(told))
+    assert counts[1] == counts[0] + 2
 
 
 def test_every_drawing_is_a_picture_for_the_asset_page_too() -> None:

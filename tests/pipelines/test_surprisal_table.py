@@ -1,7 +1,10 @@
 """The surprisal of every token, as the graph leaves it for SQL."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 from graph_commands import values
 
@@ -50,3 +53,34 @@ def test_the_mass_of_copies_is_that_of_the_clusters(tiny_home: Path) -> None:
     whole = connection.execute(query.format("", ""), tables).fetchone()
     result = values(tiny_home, "entropy")
     assert (result["exact_mass"], result["near_mass"]) == pytest.approx(whole, abs=1e-12)
+
+
+def test_sql_offers_the_surprisal_of_every_token(tiny_home: Path) -> None:
+    """One list per record that adds up to what `entropy` states, for personal records as well: bits are no text."""
+    from pipelines.storage.home import Home
+    from pipelines.storage.query import sql
+
+    query = """select count(*), max(abs(list_sum(bits::double[]) - e.surprisal_bits_per_token * e.tokens)), sum(len(bits) - e.tokens)
+        from surprisal join entropy e using (record_id)"""
+    rows, worst, missing = sql(Home(tiny_home), query).fetchall()[0]
+    assert rows == values(tiny_home, "entropy")["records"]
+    assert worst < 1e-6
+    assert missing == 0
+
+
+def test_a_strip_is_drawn_only_under_a_licence_that_is_still_accepted(
+    ask, tiny_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """`explain RECORD` draws a record whose owner consents; once no licence of the home is on the list, it draws nothing more."""
+    home = copied(tiny_home)
+    table = pl.read_parquet(home / "tables/surprisal.parquet")
+    record = table.filter(pl.col("owner") == "wilson")["record_id"][0].hex()
+    assert re.search("[▁▂▃▄▅▆▇█]{3}", ask(home, "explain", record).out)
+    path = home / "dataworth.toml"
+    text, lists = re.subn(r"(?m)^licences = .*$", 'licences = ["MIT"]', path.read_text())
+    text, stated = re.subn(r"(?m)^text_licence = .*$", 'text_licence = "MIT"', text)
+    assert lists == stated == 1
+    path.write_text(text)
+    said = ask(home, "explain", record)
+    assert said.code == 0, said.err
+    assert not re.search("[▁▂▃▄▅▆▇█]", said.out)

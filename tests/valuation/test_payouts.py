@@ -150,9 +150,20 @@ def test_why_this_price_says_value_share_rule_and_what_is_held():
         "300 are held back",
     ):
         assert part in said
-    assert "doesn't lower the buyer's loss" in why_price("c", values, found, rule)
+    assert "doesn't lower" in why_price("b", owned(6, -9, spread=3), price(owned(6, -9, spread=3), rule), rule)  # fmt: skip
     with pytest.raises(PricingError, match="'z'"):
         why_price("z", values, found, rule)
+
+
+@pytest.mark.parametrize(("value", "zero"), [(4, False), (3, True), (1, True), (-3, True), (-4, False)])  # fmt: skip
+def test_a_price_never_claims_a_gain_that_isnt_distinguishable_from_zero(value, zero):
+    """Of values ± 3 those within 3 of zero, the ends included, are told so, and that the rule pays them all the same."""
+    values, rule = owned(20, value, spread=3), PriceRule(**POOL)
+    said = why_price("b", values, price(values, rule), rule)
+    assert ("not distinguishable from zero at the 95 % level" in said) is zero
+    assert ("lower the buyer's loss" in said or "lowers the buyer's loss" in said) is not zero
+    assert ("however wide its interval" in said) is (zero and value > 0)
+    assert "distinguishable" not in why_price("a", owned(20, value), price(values, rule), rule)
 
 
 def test_buyers_have_their_own_targets_pools_and_rules():
