@@ -340,8 +340,8 @@ def _add_strip(site: "Site", subject: str, table: Table) -> None:
     """A record's surprisal from its beginning to its end, where its owner consents to display and its licence is accepted."""
     import polars as pl
 
+    from pipelines.steps.sale import accepted_licences
     from pipelines.steps.tables import records
-    from pipelines.steps.valuation import accepted_licences
     from valuation.surprisal import heat_strip
 
     path = site.home.table("surprisal")
