@@ -116,7 +116,7 @@ def evidence(**changes: Any) -> Evidence:
         likeness=(Likeness(score="direct: secret_logprob", people=64, d=0.451, p_value=0.0003, cliff=0.512, band=0.141, margin=0.031, low=0.221, high=0.287, equivalent=False),),
         one_run=(OneRun(model="original", epsilon=3.36), OneRun(model="unlearned", epsilon=1.98)),
         people=tuple(PersonRow(person=digest(40 + number)[:32], subgroup="", original=3, unlearned=int(number == 0), gold=0, excess=2.345 - number / 100, forgetting=0.13 + number / 50 if number else None) for number in range(64)),
-        deviations=(), unchecked=("33 of the 320 records stand in no window",), seconds=(Spent(name="original: direct", wall_s=12.3, cpu_s=11.7),),
+        deviations=(), unchecked=(), noted=("33 of the 320 records stand in no window",), seconds=(Spent(name="original: direct", wall_s=12.3, cpu_s=11.7),),
         forgetting=Forgetting(people=64, usable=63, median=0.87, low_5=0.21, high_95=1.34),
         recovery=(
             Recovered(tier=3, source="restored/partial", score="exact_match", people=48, original=0.958, unlearned=0.625, gold=0.042, recovery=0.636, low=0.512, high=0.757),
@@ -153,3 +153,9 @@ def dossier(**changes: Any) -> Dossier:
         reviews=(Review(by="Ada Example", at="2026-12-01T09:08:07Z", report=digest(30), audit=digest(20), nonce=digest(31), entry=33),),
     )  # fmt: skip
     return replace(made, **changes)
+
+
+def as_third(plain: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a report as format 3 wrote it."""
+    del plain["evidence"]["noted"]
+    return plain | {"format": 3}
