@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.reports.engineering import (
     DepthCurve,
     Engineering,
+    KeptRow,
     LensRange,
     ModuleRow,
     Neighbour,
@@ -97,7 +98,15 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
             )
             for one in found.parts()
         ),
-        whole=tuple(found.whole().tolist()), null=() if null is None else tuple(null.tolist()), caveat=CAVEAT,
+        whole=tuple(found.whole().tolist()), null=() if null is None else tuple(null.tolist()),
+        kept=tuple(
+            KeptRow(
+                layer=one.layer, norm=one.norm, cka=_known(one.cka), cka_null=_known(one.cka_null), loss=one.loss, low=one.low, high=one.high,
+                loss_null=_known(one.loss_null), damaged=one.damaged,
+            )
+            for one in found.kept()
+        ),
+        caveat=CAVEAT,
     )  # fmt: skip
 
 

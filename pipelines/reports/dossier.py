@@ -433,5 +433,7 @@ def _third(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fourth(plain: dict[str, Any]) -> dict[str, Any]:
-    """Format 4 told unchecked from noted, which stood in one list."""
-    return plain | {"format": 4, "evidence": plain.get("evidence", {}) | {"noted": []}}
+    """Format 4 told unchecked from noted, which stood in one list; it looks at people who stay in every layer."""
+    evidence, part = plain.get("evidence", {}) | {"noted": []}, plain.get("engineering", {})
+    part |= {"kept": []} if "modules" in part else {}
+    return plain | {"format": 4, "evidence": evidence, "engineering": part}
