@@ -268,9 +268,13 @@ class Findings:
         """Rise_D of the loss by distance with all parts changed."""
         return self._by_distance((*self._unlearned(), "part/all", "applied_loss"))
 
-    def null(self) -> NDArray[np.float64] | None:
-        """Largest distance_D between the mean losses of two gold models by neighbour distance; None with one gold model."""
-        keys = [key for key in self._cells if key[2:] == ("gold_difference", "loss")]
+    def null(self, score: str = "loss") -> NDArray[np.float64] | None:
+        """Largest distance_D between the means of two gold models by neighbour distance; None with one gold model.
+
+        Args:
+            score: "loss", or "facts" for the share of own facts that aren't answered.
+        """
+        keys = [key for key in self._cells if key[2:] == ("gold_difference", score)]
         if not keys:
             return None
         gaps_GD = np.stack([np.zeros(len(self._distances())), *(self._by_distance(key) for key in keys)])  # fmt: skip

@@ -433,7 +433,7 @@ def _third(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fourth(plain: dict[str, Any]) -> dict[str, Any]:
-    """Format 4 told unchecked from noted, which stood in one list; it looks at people who stay in every layer."""
+    """Format 4 told unchecked from noted, which stood in one list; it looks at people who stay in every layer, and has a null of their facts."""
     evidence, part = plain.get("evidence", {}) | {"noted": []}, plain.get("engineering", {})
-    part |= {"kept": []} if "modules" in part else {}
+    part |= {"null_facts": [], "kept": []} if "modules" in part else {}
     return plain | {"format": 4, "evidence": evidence, "engineering": part}

@@ -144,6 +144,8 @@ class Engineering:
     """Rise of the loss by distance with all parts changed."""
     null: tuple[float, ...]
     """Largest distance between the mean losses of two gold models by neighbour distance, which is what chance gives; empty with one."""
+    null_facts: tuple[float, ...]
+    """The same of the share of own facts that aren't answered; empty with one."""
     kept: tuple[KeptRow, ...]
     """People who stay, layer by layer; empty where none could be asked, and in reports of before."""
     caveat: str
@@ -155,6 +157,10 @@ class Engineering:
         for row in self.modules:
             if {len(row.applied), len(row.reverted), len(row.facts)} != {len(self.distances)}:
                 raise ReportError(f"module {row.module} has not {len(self.distances)} distances")
+        if not {len(self.null), len(self.null_facts)} <= {0, len(self.distances)}:
+            raise ReportError(
+                f"the gap between gold models has not {len(self.distances)} distances"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

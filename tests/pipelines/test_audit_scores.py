@@ -78,7 +78,7 @@ def test_reports_of_the_second_format_do_not_know_what_was_added() -> None:
     assert {one.low for one in (*read.evidence.leakage, *read.evidence.questions)} == {None}
     assert (read.evidence.forgetting, read.evidence.recovery) == (None, ())
     assert (read.engineering.gaps, read.engineering.modules[0].facts_low) == ((), ())
-    assert read.engineering.kept == ()
+    assert (read.engineering.kept, read.engineering.null_facts) == ((), ())
     text = Page(render_dossier(read)).text
     assert "says little" not in text
     assert "Forgetting score: not available" in text
