@@ -132,6 +132,14 @@ def test_each_verdict_has_its_words_and_says_what_to_do() -> None:
     assert len(seen) == 4
 
 
+def test_the_one_run_bound_says_what_was_committed_and_that_no_coin_was() -> None:
+    """The theorem wants a coin per person: beside the numbers stands that there was none; without numbers nothing stands there."""
+    for rows, there in ((evidence().one_run, True), ((), False)):
+        text = Page(render_dossier(dossier(evidence=evidence(one_run=rows)))).text
+        assert ("a keyed digest of the look-alikes' file" in text) == there
+        assert ("Not committed, and not so: a coin." in text) == there
+
+
 def test_an_unchecked_lineage_stands_on_both_parts() -> None:
     """Page 1 says that the models' origin is open and what to do, part 2 what was missing; without it neither says a word."""
     said = "whether the ledger knows the checkpoints: nobody looked"
