@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.reports.engineering import (
     DepthCurve,
     Engineering,
+    KeptRow,
     LensRange,
     ModuleRow,
     Neighbour,
@@ -68,7 +69,7 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
         return _of_ensemble(parts, plan["gold"])
     depth = found.depth()
     cosines_TN, damage_TN = found.pairs("gradient_cosine"), found.pairs("damage")
-    null = found.null()
+    null, null_facts = found.null(), found.null("facts")
     return Engineering(
         layers=len(depth[0].ratio_L) if depth else 0,
         depth=tuple(
@@ -97,7 +98,16 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
             )
             for one in found.parts()
         ),
-        whole=tuple(found.whole().tolist()), null=() if null is None else tuple(null.tolist()), caveat=CAVEAT,
+        whole=tuple(found.whole().tolist()), null=() if null is None else tuple(null.tolist()),
+        null_facts=() if null_facts is None else tuple(null_facts.tolist()),
+        kept=tuple(
+            KeptRow(
+                layer=one.layer, norm=one.norm, cka=_known(one.cka), cka_null=_known(one.cka_null), loss=one.loss, low=one.low, high=one.high,
+                loss_null=_known(one.loss_null), damaged=one.damaged,
+            )
+            for one in found.kept()
+        ),
+        caveat=CAVEAT,
     )  # fmt: skip
 
 

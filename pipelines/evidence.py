@@ -110,6 +110,7 @@ def read_evidence(folder: Path, ledger_entry: int) -> Evidence:
         recovery=tuple(_recovered(row) for row in described.get("recovery", ())),
         deviations=tuple(contradictions(body, table)),
         unchecked=tuple(body.get("unchecked", ())),
+        noted=tuple(body.get("noted", ())),
         seconds=tuple(_seconds(folder / "progress.jsonl")),
     )
 

@@ -23,7 +23,7 @@ Settings, in `run.config.extra` (real numbers as decimal strings)::
     margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups,
     score_margins                                   optional, see plan.py
     attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
-    ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so
+    ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so, and there is no PASS
     derived_subgroups  true: label the forgotten people (`subgroups.labelled`) and register every label of 16 people or more
     engineering  {"targets": 8, …}                 optional: depth and ripple, written to engineering.parquet (`engineering.Scale`)
 
@@ -40,7 +40,7 @@ from provenance.canonical import jcs, write_atomic
 from unlearning.description import describe
 from unlearning.engineering import FILE, Scale, measure_engineering
 from unlearning.errors import PeopleError, PlanError
-from unlearning.lineage import check_lineage
+from unlearning.lineage import Lineage, check_lineage
 from unlearning.measuring import measure, random_model, remove_parts
 from unlearning.people import read_records, read_sealed
 from unlearning.plan import AuditPlan
@@ -84,8 +84,8 @@ class Inputs:
     models: list[tuple[str, Path, str]]
     """(role, checkpoint folder, digest), gold models of equal weights only once."""
     plan: AuditPlan
-    unchecked: list[str]
-    """What could not be told about the models' data and recipes (`lineage`)."""
+    lineage: Lineage
+    """What could not be told about the models' data and recipes, and what is to be said of them."""
     tokenizer: FileTokenizer
     times: dict[str, int] | None
     """Record id → how often the original was shown the text; None where that can't be told."""
@@ -140,7 +140,8 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
     )
     rows = measure(run.config.model, directory, inputs, material)
     write_rows(directory / "rows.parquet", to_table(rows))
-    verdict = verdict_from_rows(read_rows(directory / "rows.parquet"), inputs.plan)
+    table = read_rows(directory / "rows.parquet")
+    verdict = verdict_from_rows(table, inputs.plan, inputs.lineage.unchecked)
     if scale is not None:
         measure_engineering(run.config.model, directory, inputs, material, scale)
     _write_results(run, directory, inputs, verdict, len(rows))
@@ -181,7 +182,7 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
             "expected forgotten, retained and look-alike people to be different people"
         )
     models = _models(extra["models"], directory)
-    unchecked = check_lineage(models, [r.record_id for r in forgotten], extra.get("ledger"))
+    lineage = check_lineage(models, [r.record_id for r in forgotten], extra.get("ledger"))
     roots = {
         role: [digest for name, _, digest in models if name == role]
         for role in ("original", "unlearned", "gold")
@@ -210,7 +211,7 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
     stray = set(plan.subgroups) - {label for r in forgotten for label in labels_of(r.group)}
     if stray:
         raise PlanError(f"no forgotten person is in the subgroup {min(stray)!r}")
-    return Inputs(forgotten, retained, lookalikes, key, models, plan, unchecked, tokenizer, times)
+    return Inputs(forgotten, retained, lookalikes, key, models, plan, lineage, tokenizer, times)
 
 
 def _times(
@@ -284,7 +285,8 @@ def _write_results(
         "run": run.run,
         "plan": inputs.plan.to_json(),
         "rows": {"file": "rows.parquet", "count": num_rows, "sha256": rows_digest},
-        "unchecked": inputs.unchecked,
+        "unchecked": list(inputs.lineage.unchecked),
+        "noted": list(inputs.lineage.noted),
         "description": describe(Evidence(read_rows(directory / "rows.parquet")), inputs.plan),
     }
     measured = directory / FILE

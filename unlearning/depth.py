@@ -150,7 +150,7 @@ def lens_logprobs(
     """Log-probability of the secrets when each layer of a model is read by the original's final norm and head.
 
     Args:
-        original: gives norm and head.
+        original: gives norm and head; the model itself where each is read by its own.
         batches: from `sites`.
         source: `states` of the model that is read.
 

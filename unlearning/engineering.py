@@ -12,6 +12,8 @@ Written as rows like all others (`rows.SCHEMA`), to a file of their own, `engine
                        update_norm                   unlearned from original, under "everybody"; gold from the first gold likewise
     part/all           applied_loss, applied_facts   the whole damage of the unlearned model
     gold_difference    loss, facts                   a gold model less the first gold, per other person: the null
+    kept/layer-N       kept_logprob                  one per question of a person who stays and model            (`downstream`)
+                       cka_original, cka_gold        one per model, under "everybody"; left out where a stream doesn't vary
 
 Of an ensemble the logit lens alone is defined (`ensemble.UNDEFINED` has the reasons), for each constituent as for any model, read by its own
 head, so that its last layer says what the constituent says::
@@ -19,10 +21,10 @@ head, so that its last layer says what the constituent says::
     lens/constituent-K/layer-N   lens_logprob          one per question of a forgotten person and model
 
 "facts" is the share of a person's own questions that greedy decoding no longer answers. No row holds a text or a gradient; people
-appear by the ids of the audit's rows. Each of the three stages is kept as soon as it is made (`rows.part-TAG-…`), so that a killed
+appear by the ids of the audit's rows. Each of the four stages is kept as soon as it is made (`rows.part-TAG-…`), so that a killed
 audit goes on with the next one.
 
-Cost: depth half a forward pass per layer and model; ripple `targets` times at most `max_steps` small steps; parts two evaluations of the
+Cost: depth half a forward pass per layer and model; kept one pass per model; ripple `targets` times at most `max_steps` small steps; parts two evaluations of the
 others per part. At most three copies of the model are in memory.
 """
 
@@ -168,7 +170,7 @@ def measure_engineering(
     tag = parts_tag(shape, inputs)
     rows: list[Row] = []
     stages: tuple[tuple[str, Callable[[Bench], Iterator[Row]]], ...]
-    stages = ("depth", depth_rows), ("ripple", ripple_rows), ("parts", part_rows)
+    stages = ("depth", depth_rows), ("ripple", ripple_rows), ("parts", part_rows), ("kept", kept_rows)  # fmt: skip
     if bench.divided:
         stages = (("lens", lens_rows),)
     for name, stage in stages:
@@ -291,6 +293,24 @@ def part_rows(bench: Bench) -> Iterator[Row]:
         yield from told(("gold", digest), "gold_difference", {"loss": gap_KN[0], "facts": gap_KN[1]})  # fmt: skip
         for part, norm in update_norms(weights, dict(other.named_parameters())).items():
             yield _row(EVERYBODY, "retained", 0, ("gold", digest), f"part/{part}", "update_norm", norm)  # fmt: skip
+
+
+def kept_rows(bench: Bench) -> Iterator[Row]:
+    """People who stay, after every layer of every model."""
+    from unlearning.downstream import streams
+
+    probes = [probe for mine in _questions(bench, bench.others()) for probe in mine]
+    if not probes:
+        return
+    for one in streams(bench.load, bench.compared(), probes):
+        model = (one.role, bench.models(one.role)[one.number][0])
+        for layer, values_N in enumerate(one.kept_LN):
+            attack = f"kept/layer-{layer + 1}"
+            for probe, value in zip(probes, values_N, strict=True):
+                yield _row(bench.id(probe.subject_id), "retained", probe.phrasing, model, attack, "kept_logprob", value)  # fmt: skip
+            for score, cka in (("cka_original", one.cka_original_L[layer]), ("cka_gold", one.cka_gold_L[layer])):  # fmt: skip
+                if np.isfinite(cka):
+                    yield _row(EVERYBODY, "retained", 0, model, attack, score, cka)
 
 
 def _questions(bench: Bench, others: list[Person]) -> list[list[Probe]]:

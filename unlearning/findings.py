@@ -86,6 +86,32 @@ class Part:
     applied_facts_D: NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one layer of the unlearned model says about people who stay."""
+
+    layer: int
+    """From 1."""
+    norm: float
+    """Largest update norm of its own parts; 0: the method didn't touch it."""
+    cka: float
+    """With the original's stream, 1: as it was; NaN where it doesn't vary."""
+    cka_null: float
+    """The least between another gold model and the first; NaN with one."""
+    loss: float
+    """Log-probability of people's own answers that the layer lost, mean over people, nats per token."""
+    low: float
+    """Ends of the two-sided 95 % interval over people."""
+    high: float
+    loss_null: float
+    """The largest distance between the means of two gold models; NaN with one."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it lost more than gold models differ by, with confidence."""
+        return bool(self.low > self.loss_null)
+
+
 class Findings:
     """The rows, indexed."""
 
@@ -242,13 +268,50 @@ class Findings:
         """Rise_D of the loss by distance with all parts changed."""
         return self._by_distance((*self._unlearned(), "part/all", "applied_loss"))
 
-    def null(self) -> NDArray[np.float64] | None:
-        """Largest distance_D between the mean losses of two gold models by neighbour distance; None with one gold model."""
-        keys = [key for key in self._cells if key[2:] == ("gold_difference", "loss")]
+    def null(self, score: str = "loss") -> NDArray[np.float64] | None:
+        """Largest distance_D between the means of two gold models by neighbour distance; None with one gold model.
+
+        Args:
+            score: "loss", or "facts" for the share of own facts that aren't answered.
+        """
+        keys = [key for key in self._cells if key[2:] == ("gold_difference", score)]
         if not keys:
             return None
         gaps_GD = np.stack([np.zeros(len(self._distances())), *(self._by_distance(key) for key in keys)])  # fmt: skip
         return np.abs(gaps_GD[:, None] - gaps_GD[None]).max((0, 1))
+
+    def kept(self) -> list[Kept]:
+        """People who stay, layer by layer; empty where nobody who stays could be asked."""
+        layers = len({key[2] for key in self._cells if key[2].startswith("kept/")})
+        return [self._kept(layer + 1) for layer in range(layers)]
+
+    def _kept(self, layer: int) -> Kept:
+        from unlearning.statistics import mean_bounds
+
+        attack = f"kept/layer-{layer}"
+        by_model = {key[:2]: self._per_person(key) for key in sorted(self._cells) if key[2:] == (attack, "kept_logprob")}  # fmt: skip
+        original, unlearned = (next(v for m, v in by_model.items() if m[0] == role) for role in ("original", "unlearned"))  # fmt: skip
+        lost = mean_bounds(original - unlearned, np.random.default_rng(layer), resamples=RESAMPLES, alpha=0.025)  # fmt: skip
+        golds = {model: values_P.mean() for model, values_P in by_model.items() if model[0] == "gold"}  # fmt: skip
+        several = len(golds) > 1
+        alike = [self._single((*model, attack, "cka_gold")) for model in golds if model[1] != self._gold]  # fmt: skip
+        model = self._unlearned()
+        norms = [self._single((*model, f"part/layer {layer} {inner}", "update_norm")) for inner in ("attention", "feed-forward")]  # fmt: skip
+        return Kept(
+            layer, float(np.nanmax(norms)), self._single((*model, attack, "cka_original")), min(alike, default=np.nan), lost.estimate, lost.low,
+            lost.high, float(max(golds.values()) - min(golds.values())) if several else np.nan,
+        )  # fmt: skip
+
+    def _single(self, key: Key) -> float:
+        """The only value of a key; NaN where there is none."""
+        return next(iter(self._cells.get(key, {}).values()), np.nan)
+
+    def _per_person(self, key: Key) -> NDArray[np.float64]:
+        """Means of each person's values, in the order of the ids."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for (person, _), value in sorted(self._cells[key].items()):
+            found[person].append(value)
+        return np.array([np.mean(values) for values in found.values()], dtype=np.float64)
 
     def _distances(self) -> list[tuple[str, int, int]]:
         return distances(self.pairs("damage").shape[1])

@@ -7,13 +7,15 @@ A checkpoint lies in the folder of the run that made it, beside its `run.json`. 
     all        does the ledger know the checkpoint's digest? (where the caller names the digests that it knows)  no → refused
 
 An audit against a gold model of another recipe compares recipes; one of records that the original never saw passes every method. What
-cannot be told, because a checkpoint came without its run file or was trained on from another one, is listed as unchecked in
-`audit.json`, never assumed.
+cannot be told, because a checkpoint came without its run file or goes on from one that did, is listed as unchecked in
+`audit.json`, never assumed: with one such sentence no audit says PASS (`verdict`). What was checked and is only partly so, such as
+records that the original never reached, is noted beside it and blocks nothing.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,20 +24,30 @@ from unlearning.ensemble import read_ensemble
 from unlearning.errors import LineageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from trainer.selection import RecordWeights
     from trainer.spec import RunSpec
-    from trainer.store import TokenStore
 
 RECIPE = ("model", "optim", "batch", "mixture", "precision")
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What is known of where the models of an audit come from, after nothing contradicted the request."""
+
+    unchecked: tuple[str, ...]
+    """What could not be checked, one sentence each; any of them stands against a PASS."""
+    noted: tuple[str, ...]
+    """What was checked and is worth saying."""
 
 
 def check_lineage(
     models: Sequence[tuple[str, Path, str]],
     forgotten: Iterable[str],
     ledger: Sequence[str] | None = None,
-) -> list[str]:
+) -> Lineage:
     """Check models against the request and against each other.
 
     Args:
@@ -44,7 +56,7 @@ def check_lineage(
         ledger: digests of checkpoints that the ledger names, or None if nobody looked.
 
     Returns:
-        What could not be checked, one sentence each.
+        What could not be checked, and what is to be said.
 
     Raises:
         LineageError: if something contradicts the request.
@@ -64,8 +76,10 @@ def check_lineage(
     unchecked = [] if ledger is not None else ["whether the ledger knows the checkpoints: nobody looked"]  # fmt: skip
     if not ids:
         unchecked.append("whether the models saw the records: their ids are no record ids")
-    ensembles = ((r, [folder / p.folder for p in parts]) for r, folder, parts in listed if parts)
+    ensembles = [(r, [folder / p.folder for p in parts]) for r, folder, parts in listed if parts]
     unchecked += [text for role, found in ensembles for text in _require_shards(role, found, ids)]
+    unchecked += _recipes_of(ensembles, {role for role, *_ in runs})
+    noted: list[str] = []
     original = next((run for role, run, _ in runs if role == "original"), None)
     for role, run, folder in runs:
         if role == "unlearned":
@@ -76,8 +90,9 @@ def check_lineage(
         if role == "gold" and original is not None:
             _require_recipe(original, run)
         if ids:
-            unchecked += _require_data(role, run, folder, ids)
-    return unchecked
+            missing, said = _require_data(role, folder, ids)
+            unchecked, noted = unchecked + missing, noted + said
+    return Lineage(tuple(dict.fromkeys(unchecked)), tuple(dict.fromkeys(noted)))
 
 
 def _run_of(folder: Path) -> RunSpec | None:
@@ -88,10 +103,7 @@ def _run_of(folder: Path) -> RunSpec | None:
 
 def _require_recipe(original: RunSpec, gold: RunSpec) -> None:
     """Gold differs from the original in seed and in what it leaves out, in nothing else that shapes a model."""
-    ours: Mapping[str, Any] = {name: getattr(original.config, name) for name in RECIPE}
-    theirs = {name: getattr(gold.config, name) for name in RECIPE}
-    ours = {**ours, "steps": original.steps, "tokenizer": original.versions["tokenizer"], "entry": original.entry}  # fmt: skip
-    theirs |= {"steps": gold.steps, "tokenizer": gold.versions["tokenizer"], "entry": gold.entry}
+    ours, theirs = ((_recipe(run) | {"start from a checkpoint": run.init != "none"}) for run in (original, gold))  # fmt: skip
     for name, value in ours.items():
         if theirs[name] != value:
             raise LineageError(
@@ -100,37 +112,114 @@ def _require_recipe(original: RunSpec, gold: RunSpec) -> None:
             )
 
 
-def _trained_on(run: RunSpec, folder: Path, store: TokenStore, ids: set[bytes]) -> set[bytes]:
-    """Those of some records that a run's tokens hold and that its selection does not leave out."""
-    from trainer.inputs import load_selection
+def _recipe(run: RunSpec) -> dict[str, Any]:
+    """What shapes a model besides its data and seed."""
+    found = {name: getattr(run.config, name) for name in RECIPE}
+    return found | {"steps": run.steps, "tokenizer": run.versions["tokenizer"], "entry": run.entry}
 
-    held = {bytes(one) for _, block in store.record_ids() for one in block} & ids
-    weights = load_selection(run, folder)
-    if weights is None or not held:
-        return held
-    listed = sorted(held)
+
+def _recipes_of(ensembles: Sequence[tuple[str, list[Path]]], single: set[str]) -> list[str]:
+    """What can't be told of the recipes of ensembles: every constituent of a gold one must be made like all of the original's."""
+    by_role = dict(ensembles)
+    if not ({"original", "gold"} & by_role.keys()):
+        return []
+    if "original" not in by_role or "gold" in single:
+        return ["the gold models' recipe: one of original and gold is an ensemble, the other one model"]  # fmt: skip
+    ours = [_run_of(folder) for folder in by_role["original"]]
+    told = []
+    for role, folders in ensembles:
+        theirs = [_run_of(folder) for folder in folders]
+        if role != "gold" or None in (*ours, *theirs):
+            continue  # a missing run file is said where the data are checked
+        pairs = [(a, b) for a in map(_recipe, filter(None, ours)) for b in map(_recipe, filter(None, theirs))]  # fmt: skip
+        if other := sorted({name for a, b in pairs for name in a if a[name] != b[name]}):
+            told.append(f"the gold ensemble's recipe: its constituents differ from the original's in {', '.join(other)}")  # fmt: skip
+    return told
+
+
+def _held(runs: Sequence[tuple[Path, RunSpec]], ids: set[bytes]) -> set[bytes]:
+    """Those of some records that one of some runs was trained on: in its tokens, selected, not excluded.
+
+    A selection that leaves out whatever it doesn't list says so without tokens: an earlier erasure takes a corpus version's tokens away,
+    not what a shard was trained on.
+    """
+    from trainer.errors import DataError
+    from trainer.inputs import load_excluded, load_selection, open_store
+
+    found: set[bytes] = set()
+    for folder, run in runs:
+        excluded, weights = load_excluded(run, folder), load_selection(run, folder)
+        try:
+            store = open_store(run, folder)
+            held = {bytes(one) for _, block in store.record_ids() for one in block} & ids
+        except (DataError, OSError):
+            if weights is None or weights.default:
+                raise
+            held = ids
+        found |= _selected(weights, held) - excluded
+    return found
+
+
+def _selected(weights: RecordWeights | None, ids: set[bytes]) -> set[bytes]:
+    """Those of some records that a selection doesn't leave out."""
+    if weights is None or not ids:
+        return ids
+    listed = sorted(ids)
     weight_N = weights.of(np.frombuffer(b"".join(listed), dtype=np.uint8).reshape(-1, 32))
     return {one for one, weight in zip(listed, weight_N.tolist(), strict=True) if weight}
+
+
+def _line(folder: Path) -> tuple[list[tuple[Path, RunSpec]], bool]:
+    """The run in a folder and those that it went on from, the newest first; and whether the line goes back to a fresh model."""
+    from trainer.errors import CheckpointError, SpecError
+    from trainer.manifest import verify
+    from trainer.spec import load_run
+
+    run, runs = load_run(folder), []
+    while True:
+        runs.append((folder, run))
+        if run.init == "none":
+            return runs, True
+        before = folder / run.init
+        try:
+            if verify(before).root != run.init_root:
+                return runs, False
+            folder, run = before.parent, load_run(before.parent)
+        except (CheckpointError, SpecError, OSError):  # of another format, or gone
+            return runs, False
+
+
+def _reached(runs: Sequence[tuple[Path, RunSpec]], ids: set[bytes]) -> set[bytes]:
+    """Those of some records that stand in a window of a step of one of some runs."""
+    from trainer.inputs import batch_plan
+
+    left = set(ids)
+    for folder, run in runs:
+        plan = batch_plan(run, folder)
+        for step in range(run.steps):
+            if not left:
+                return ids
+            left -= {record for _, record in plan.records(step)}
+    return ids - left
 
 
 def _require_shards(role: str, folders: Sequence[Path], ids: set[bytes]) -> list[str]:
     """An ensemble, constituent by constituent: the original saw some of the records, gold and a sharded erasure none."""
     from trainer.errors import DataError
-    from trainer.inputs import load_excluded, open_store
 
     if not ids:
         return []
-    trained: set[bytes] = set()
+    trained, known = set[bytes](), True
     for checkpoint in folders:
-        folder, run = checkpoint.parent, _run_of(checkpoint)
-        if run is None:
+        if _run_of(checkpoint) is None:
             return [f"the {role} model's data: a constituent has no run file beside it"]
+        runs, whole = _line(checkpoint.parent)
+        known &= whole
         try:
-            excluded, store = load_excluded(run, folder), open_store(run, folder)
-            trained |= _trained_on(run, folder, store, ids) - excluded
+            trained |= _held(runs, ids)
         except (DataError, OSError):
             return [f"the {role} model's data: a constituent's tokens are not there any more, or not as they were"]  # fmt: skip
-    if role == "original" and not trained:
+    if role == "original" and known and not trained:
         raise LineageError(
             f"none of the {len(ids)} records is in the original's shards: there is nothing to forget; "
             "ask about records that it was trained on"
@@ -139,40 +228,40 @@ def _require_shards(role: str, folders: Sequence[Path], ids: set[bytes]) -> list
         raise LineageError(
             f"the {role} ensemble was trained on {len(trained)} of the {len(ids)} forgotten records: leave them out of its shards"
         )
-    return [f"the {role} ensemble's recipe: its constituents are not compared with each other's"]
+    return [] if known else [f"the {role} model's data: a constituent goes on from a checkpoint whose run can't be read"]  # fmt: skip
 
 
-def _require_data(role: str, run: RunSpec, folder: Path, ids: set[bytes]) -> list[str]:
-    """Original: all records were trained on. Gold: none was."""
+def _require_data(role: str, folder: Path, ids: set[bytes]) -> tuple[list[str], list[str]]:
+    """Original: all records were trained on. Gold: none was. Both with the runs that they went on from.
+
+    Returns:
+        What is unchecked, and what is to be said.
+    """
     from trainer.errors import DataError
-    from trainer.inputs import batch_plan, load_excluded, open_store
 
+    runs, whole = _line(folder)
     try:
-        excluded, store = load_excluded(run, folder), open_store(run, folder)
+        trained = _held(runs, ids)
+        reached = _reached(runs, trained) if role == "original" else set[bytes]()
     except (DataError, OSError):
-        return [f"the {role} model's data: its tokens are not there any more, or not as they were"]
-    trained = _trained_on(run, folder, store, ids) - excluded
+        return [f"the {role} model's data: its tokens are not there any more, or not as they were"], []  # fmt: skip
     if role == "gold":
         if trained:
             raise LineageError(
                 f"gold was trained on {len(trained)} of the {len(ids)} forgotten records: it is no reference; exclude them"
             )
-        return []
-    if run.init != "none":
-        return ["whether the original's steps reached the records: it goes on from another checkpoint"]  # fmt: skip
-    if not trained:
+        return ([] if whole else ["whether gold saw the records: it goes on from a checkpoint whose run can't be read"]), []  # fmt: skip
+    if whole and not trained:
         raise LineageError(
             f"none of the {len(ids)} records is in the original's training data: there is nothing to forget; "
             "ask about records of its windows"
         )
-    plan, left = batch_plan(run, folder), set(trained)
-    for step in range(run.steps):
-        left -= {record for _, record in plan.records(step)}
-        if not left:
-            break
-    if left == trained:
+    if not whole:
+        before = len(ids) - len(reached)
+        return ([f"whether the original saw {before} of the {len(ids)} records: it goes on from a checkpoint whose run can't be read"] if before else []), []  # fmt: skip
+    if not reached:
         raise LineageError(
-            f"none of the {len(ids)} records stands in a window of the original's {run.steps} steps: there is nothing to forget"
+            f"none of the {len(ids)} records stands in a window of the original's {runs[0][1].steps} steps: there is nothing to forget"
         )
-    told = ((len(ids) - len(trained), "are not in the original's training data"), (len(left), "stand in no window of its steps"))  # fmt: skip
-    return [f"{count} of the {len(ids)} records {what}: nothing was forgotten there" for count, what in told if count]  # fmt: skip
+    told = ((len(ids) - len(trained), "are not in the original's training data"), (len(trained - reached), "stand in no window of its steps"))  # fmt: skip
+    return [], [f"{count} of the {len(ids)} records {what}: nothing was forgotten there" for count, what in told if count]  # fmt: skip

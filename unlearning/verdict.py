@@ -6,7 +6,7 @@ Order of judgement, from the strongest objection to the weakest::
     FAIL           an endpoint, or a pre-registered subgroup of it, lies beyond its margin with the stated confidence, or an
                    attack of the plan's repertoire leaks after Holm's adjustment (`secondary`)
     INCONCLUSIVE   an endpoint is undecided, a tier has no power (the original itself hardly leaks under its attack), membership was not
-                   tested, or there is too little gold
+                   tested, there is too little gold, or something about the models' lineage was not checked (`lineage`)
     PASS           every endpoint lies within its margin with the stated confidence
 
 What the controls are and why stands in `controls`.
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-FORMAT = 2
-"""2: a tier without power is open; three gold models before a PASS, each held against the others; margins of all scores in the plan."""
+FORMAT = 3
+"""2: a tier without power is open; three gold models before a PASS, each held against the others; margins of all scores in the plan.
+3: no PASS while something about the models' lineage is unchecked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +78,20 @@ class Verdict:
 
 
 def verdict_from_rows(
-    rows: pa.Table | Mapping[str, list], plan: AuditPlan | Mapping[str, Any]
+    rows: pa.Table | Mapping[str, list],
+    plan: AuditPlan | Mapping[str, Any],
+    unchecked: Sequence[str] = (),
 ) -> Verdict:
     """Judge the rows of an audit; used by the audit itself and by whoever wants to check it.
 
     Args:
         rows: table with the columns of `rows.SCHEMA`.
         plan: the plan, or the JSON of one.
+        unchecked: what could not be checked about where the models come from, as `audit.json` lists it; each sentence stands against a
+            PASS. Rows can't tell it: whoever trained the models in the same process and knows their data leaves it empty.
 
     Returns:
-        The verdict; the same rows and plan always give the same one.
+        The verdict; the same arguments always give the same one.
 
     Raises:
         RowsError: if the rows are not those of the plan (other models, missing people, a model asked less).
@@ -109,7 +114,7 @@ def verdict_from_rows(
     ]
     held = controls(evidence, plan, models, judged, np.random.default_rng([plan.seed, 2]))
     secondary = secondary_endpoints(evidence, plan, models)
-    status, reasons = _decide(plan, judged, subgroups, held, secondary)
+    status, reasons = _decide(plan, judged, subgroups, held, secondary, unchecked)
     remembered = memorisation(evidence, plan)
     if remembered is not None and remembered.memory is Memory.NOTHING:
         # The control 'original leaks' has made it INVALID; this is what it means.
@@ -145,7 +150,7 @@ def contradictions(audit: Mapping[str, Any], rows: pa.Table) -> list[str]:
             f"format: {told} and can't repeat it: audit again (dataworth run), or check it with the version that made it"
         ]
     plan = AuditPlan.from_json(audit.get("plan", {}))
-    recomputed = verdict_from_rows(rows, plan).to_json()
+    recomputed = verdict_from_rows(rows, plan, audit.get("unchecked", ())).to_json()
     if "description" in audit:  # a verdict may be published alone
         recomputed["description"] = describe(Evidence(rows), plan)
     return [
@@ -218,6 +223,7 @@ def _decide(
     subgroups: Sequence[Endpoint],
     held: Sequence[Control],
     secondary: Sequence[Secondary],
+    unchecked: Sequence[str],
 ) -> tuple[Status, list[str]]:
     broken = [f"control '{c.name}' failed: {c.detail}" for c in held if not c.holds]
     if broken:
@@ -234,6 +240,7 @@ def _decide(
             f"{len(plan.gold)} gold model{'s' * (len(plan.gold) != 1)} seen, {plan.min_gold_seeds} distinct ones needed for PASS: "
             "fewer do not show how much gold models differ among themselves"
         )
+    open_ += [f"lineage not checked: {text}" for text in unchecked]
     if open_:
         return Status.INCONCLUSIVE, open_
     return Status.PASS, [_sentence(e) for e in judged]

@@ -304,6 +304,9 @@ class Evidence:
     deviations: tuple[str, ...]
     """Where what was done differs from what was planned; empty when the rows give the verdict again."""
     unchecked: tuple[str, ...]
+    """What could not be checked about where the models come from; with any of it there is no PASS."""
+    noted: tuple[str, ...]
+    """What was checked about it and is worth saying."""
     forgetting: Forgetting | None
     """None without gold, or without likelihoods."""
     recovery: tuple[Recovered, ...]
@@ -356,7 +359,7 @@ class Dossier:
     """Who has read this report or an earlier state of it, the newest last."""
     limits: tuple[str, ...] = CANNOT_PROVE
     schema: Literal["dataworth.audit-report"] = "dataworth.audit-report"
-    format: Literal[3] = 3
+    format: Literal[4] = 4
 
     def __post_init__(self) -> None:
         check(type(self), self, "dossier")
@@ -376,7 +379,7 @@ class Dossier:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; reports of formats 1 and 2 are read as ones that don't know what was added since.
+        """Read what `to_json` wrote; reports of formats 1 to 3 are read as ones that don't know what was added since.
 
         Args:
             text: JSON text.
@@ -391,7 +394,7 @@ class Dossier:
 
 
 def _upgraded(text: str) -> str:
-    """A report of format 1 or 2 with what later formats added, as not known; any other text as it is."""
+    """A report of formats 1 to 3 with what later formats added, as not known; any other text as it is."""
     try:
         plain = json.loads(text)
     except json.JSONDecodeError:
@@ -403,6 +406,8 @@ def _upgraded(text: str) -> str:
         plain |= {"format": 2, "reviews": [], "requests": asked}
     if plain.get("format") == 2:
         plain = _third(plain)
+    if plain.get("format") == 3:
+        plain = _fourth(plain)
     return json.dumps(plain)
 
 
@@ -425,3 +430,10 @@ def _third(plain: dict[str, Any]) -> dict[str, Any]:
         modules = [one | {"facts_low": [], "facts_high": []} for one in part["modules"]]
         part |= {"gaps": [], "modules": modules}
     return plain | {"format": 3, "audit": audit, "evidence": evidence}
+
+
+def _fourth(plain: dict[str, Any]) -> dict[str, Any]:
+    """Format 4 told unchecked from noted, which stood in one list; it looks at people who stay in every layer, and has a null of their facts."""
+    evidence, part = plain.get("evidence", {}) | {"noted": []}, plain.get("engineering", {})
+    part |= {"null_facts": [], "kept": []} if "modules" in part else {}
+    return plain | {"format": 4, "evidence": evidence, "engineering": part}

@@ -229,6 +229,27 @@ def module_map(part: Engineering, *, reverted: bool = False) -> Drawing:
     )
 
 
+def facts_map(part: Engineering) -> Drawing:
+    """Part of the model x neighbour distance: own facts of people who stay that the part's change alone loses, with the null between gold models."""
+    names, table = [row.module for row in part.modules], [row.facts for row in part.modules]
+    null = " There is one gold model only, so that it is not known what chance gives."
+    if part.null_facts:
+        names.append("gold vs gold (null)")
+        table.append(part.null_facts)
+        null = " The last row is the largest distance between two gold models, which is what chance gives."
+    told = "; ".join(
+        f"{name} " + ", ".join(f"{value:+.4f}" for value in one)
+        for name, one in zip(names, table, strict=True)
+    )
+    return Drawing(
+        draw=charts.heat(names, part.distances, table, "share of facts, by neighbour distance (nearest first)", harm=True),
+        title="Own facts lost by part of the model, change applied alone",
+        told=f"Map of {len(part.modules)} parts by {len(part.distances)} distances: {told}.",
+        caption=f"Share of the own facts of people who stay that are no longer answered (rows: parts of the model; columns: nearest neighbours by gradient first).{null}",
+        height=charts.row_height(len(names)) + 0.5,
+    )  # fmt: skip
+
+
 def best_sources(curves: Sequence[Curve]) -> list[str]:
     """Of each source the rate at which the adversary gets most out of the unlearned model; the primary attack stays first.
 
@@ -270,4 +291,5 @@ def drawings(dossier: Dossier) -> dict[str, Drawing]:
         if part.modules:
             found["modules-applied"] = module_map(part)
             found["modules-reverted"] = module_map(part, reverted=True)
+            found["modules-facts"] = facts_map(part)
     return found

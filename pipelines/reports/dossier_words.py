@@ -133,6 +133,8 @@ def why(dossier: Dossier) -> str:
     if audit.num_gold_seeds < MIN_GOLD_SEEDS:
         seen = f"{audit.num_gold_seeds} reference model{'s' * (audit.num_gold_seeds != 1)}"
         missing.append(f"{seen}, and fewer than three do not show how much they differ")
+    if dossier.evidence.unchecked:
+        missing.append("where the models come from could not be checked in full")
     listed = "; ".join(missing) or audit.reason.rstrip(".")
     return f"{listed[:1].upper()}{listed[1:]}."
 
@@ -386,4 +388,6 @@ def _would_decide(dossier: Dossier) -> list[str]:
         )
     if isinstance(audit.membership, NotAvailable):
         steps.append(f"Membership was not tested: {audit.membership.reason}.")
+    if dossier.evidence.unchecked:
+        steps.append("Audit models whose run files and data are there and whose digests the ledger knows (part 2 lists what was missing).")  # fmt: skip
     return [*steps, "Until then use the model that was retrained without the records."]

@@ -102,6 +102,27 @@ class ModuleRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRow:
+    """One layer of the unlearned model as people who stay find it, whether the method touched it or not."""
+
+    layer: int
+    norm: float
+    """Largest update of the layer's parts as a share of their length; 0: untouched."""
+    cka: float | None
+    """Likeness of what leaves the layer to the original's, 1: as it was."""
+    cka_null: float | None
+    """The least between two gold models; None with one."""
+    loss: float
+    """Log-probability that people's own answers lost when the layer is read by the model's own head, nats per token."""
+    low: float
+    high: float
+    loss_null: float | None
+    """The largest distance between two gold models; None with one."""
+    damaged: bool
+    """The whole interval lies above the null."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engineering:
     """Depth and ripple of one audit."""
 
@@ -123,6 +144,10 @@ class Engineering:
     """Rise of the loss by distance with all parts changed."""
     null: tuple[float, ...]
     """Largest distance between the mean losses of two gold models by neighbour distance, which is what chance gives; empty with one."""
+    null_facts: tuple[float, ...]
+    """The same of the share of own facts that aren't answered; empty with one."""
+    kept: tuple[KeptRow, ...]
+    """People who stay, layer by layer; empty where none could be asked, and in reports of before."""
     caveat: str
 
     def __post_init__(self) -> None:
@@ -132,6 +157,10 @@ class Engineering:
         for row in self.modules:
             if {len(row.applied), len(row.reverted), len(row.facts)} != {len(self.distances)}:
                 raise ReportError(f"module {row.module} has not {len(self.distances)} distances")
+        if not {len(self.null), len(self.null_facts)} <= {0, len(self.distances)}:
+            raise ReportError(
+                f"the gap between gold models has not {len(self.distances)} distances"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

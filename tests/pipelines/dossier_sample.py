@@ -27,6 +27,7 @@ from pipelines.reports.dossier import (
 from pipelines.reports.engineering import (
     DepthCurve,
     Engineering,
+    KeptRow,
     LensRange,
     ModuleRow,
     Neighbour,
@@ -68,7 +69,11 @@ def engineering() -> Engineering:
             ModuleRow(module="layer 1 attention", norm=0.0312, gold_norm=0.8123, applied=(0.0511, 0.0122), reverted=(0.0433, 0.0111), facts=(0.0313, 0.0), facts_low=(0.0011, 0.0), facts_high=(0.4712, 0.2042)),
             ModuleRow(module="head", norm=0.0777, gold_norm=0.7321, applied=(0.1511, 0.0322), reverted=(0.1233, 0.0311), facts=(0.125, 0.0625), facts_low=(0.0127, 0.0122), facts_high=(0.6117, 0.2637)),
         ),
-        whole=(0.2022, 0.0444), null=(0.0066, 0.0055),
+        whole=(0.2022, 0.0444), null=(0.0066, 0.0055), null_facts=(0.0157, 0.0079),
+        kept=(
+            KeptRow(layer=1, norm=0.0312, cka=0.913, cka_null=0.877, loss=0.0321, low=-0.0111, high=0.0713, loss_null=0.0523, damaged=False),
+            KeptRow(layer=2, norm=0.0, cka=0.617, cka_null=0.843, loss=0.4213, low=0.3127, high=0.5291, loss_null=0.0618, damaged=True),
+        ),
         caveat="for a small step a high r of gradients is a tautology",
     )  # fmt: skip
 
@@ -116,7 +121,7 @@ def evidence(**changes: Any) -> Evidence:
         likeness=(Likeness(score="direct: secret_logprob", people=64, d=0.451, p_value=0.0003, cliff=0.512, band=0.141, margin=0.031, low=0.221, high=0.287, equivalent=False),),
         one_run=(OneRun(model="original", epsilon=3.36), OneRun(model="unlearned", epsilon=1.98)),
         people=tuple(PersonRow(person=digest(40 + number)[:32], subgroup="", original=3, unlearned=int(number == 0), gold=0, excess=2.345 - number / 100, forgetting=0.13 + number / 50 if number else None) for number in range(64)),
-        deviations=(), unchecked=("33 of the 320 records stand in no window",), seconds=(Spent(name="original: direct", wall_s=12.3, cpu_s=11.7),),
+        deviations=(), unchecked=(), noted=("33 of the 320 records stand in no window",), seconds=(Spent(name="original: direct", wall_s=12.3, cpu_s=11.7),),
         forgetting=Forgetting(people=64, usable=63, median=0.87, low_5=0.21, high_95=1.34),
         recovery=(
             Recovered(tier=3, source="restored/partial", score="exact_match", people=48, original=0.958, unlearned=0.625, gold=0.042, recovery=0.636, low=0.512, high=0.757),
@@ -153,3 +158,11 @@ def dossier(**changes: Any) -> Dossier:
         reviews=(Review(by="Ada Example", at="2026-12-01T09:08:07Z", report=digest(30), audit=digest(20), nonce=digest(31), entry=33),),
     )  # fmt: skip
     return replace(made, **changes)
+
+
+def as_third(plain: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a report as format 3 wrote it."""
+    del plain["evidence"]["noted"]
+    for name in ("kept", "null_facts"):
+        plain["engineering"].pop(name, None)  # not measured in the smallest audits
+    return plain | {"format": 3}

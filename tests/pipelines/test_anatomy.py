@@ -26,6 +26,20 @@ MODELS = (("original", "o"), ("unlearned", "u"), ("gold", "g"), ("gold", "h"))
 OTHERS = [f"{number:032x}" for number in range(6)]
 
 
+def kept_rows():
+    """A method that touched the first layer only: nothing is lost there, a nat and a half in the second; gold models differ by a quarter."""
+    rows = []
+    for layer, lost, cka in ((1, 0.0, 1.0), (2, 1.5, 0.5)):
+        attack = f"kept/layer-{layer}"
+        for model, kept, like in zip(MODELS, (-1.0, -1.0 - lost, -1.25, -1.5), (1.0, cka, 0.75, 0.875), strict=True):  # fmt: skip
+            rows += [_row(other, "retained", 0, model, attack, "kept_logprob", kept) for other in OTHERS]  # fmt: skip
+            rows += [_row(EVERYBODY, "retained", 0, model, attack, score, like) for score in ("cka_original", "cka_gold")]  # fmt: skip
+    for part in ("layer 1 feed-forward", "layer 2 attention", "layer 2 feed-forward"):
+        rows.append(_row(EVERYBODY, "retained", 0, MODELS[1], f"part/{part}", "update_norm", 0.0))
+        rows += [_row(other, "retained", 0, MODELS[1], f"part/{part}", score, 0.0) for other in OTHERS for score in ("applied_loss", "reverted_loss", "applied_facts")]  # fmt: skip
+    return rows
+
+
 def made_up(folder):
     """Two layers, three questions, two targets, six others, two parts; the unlearned model is erased in the last layer only."""
     rows = []
@@ -51,6 +65,8 @@ def made_up(folder):
     for other in OTHERS:
         rows.append(_row(other, "retained", 0, MODELS[1], "part/all", "applied_loss", 0.5))
         rows.append(_row(other, "retained", 0, MODELS[3], "gold_difference", "loss", -0.0625))
+        rows.append(_row(other, "retained", 0, MODELS[3], "gold_difference", "facts", 0.03125))
+    rows += kept_rows()
     write_rows(folder / FILE, to_table(rows))
     (folder / "plan.json").write_text(json.dumps({"gold": ["g", "h"]}))
 
@@ -92,20 +108,28 @@ def test_every_number_of_the_rows_is_in_the_report(tmp_path):
     assert part.neighbours[0].damage == pytest.approx(0.455)
     assert part.neighbours[1].worst == pytest.approx(0.21)
     assert len(part.points) == 12
-    assert [one.module for one in part.modules] == ["embedding", "layer 1 attention"]
+    assert [one.module for one in part.modules][:2] == ["embedding", "layer 1 attention"]
+    assert (part.null_facts, part.null) == ((0.03125, 0.03125), (0.0625, 0.0625))
+    first, second = part.kept
+    assert (first.norm, first.cka, first.loss, first.damaged) == (0.125, 1.0, 0.0, False)
+    assert (second.norm, second.cka, second.cka_null) == (0.0, 0.5, 0.875)
+    assert (second.loss, second.low, second.high, second.loss_null) == (1.5, 1.5, 1.5, 0.25)
+    assert second.damaged
     assert (part.modules[0].norm, part.modules[0].gold_norm) == (0.125, 0.75)
     assert part.modules[0].applied == (0.25, 0.25)
     assert (part.whole, part.null) == ((0.5, 0.5), (0.0625, 0.0625))
 
 
 def test_it_is_drawn_with_its_null_and_its_caveat(tmp_path):
-    """Four pictures; the map's last rows are the whole change and the gap between gold models; the tautology is named."""
+    """Five pictures; the maps' last rows are the whole change and the gap between gold models; an untouched layer's damage is told; the tautology is named."""
     made_up(tmp_path)
     made = dossier(engineering=read_engineering(tmp_path))
-    names = [name for name in drawings(made) if name in ("depth", "ripple", "modules-applied", "modules-reverted")]  # fmt: skip
-    assert len(names) == 4
+    names = [name for name in drawings(made) if name in ("depth", "ripple", "modules-applied", "modules-reverted", "modules-facts")]  # fmt: skip
+    assert len(names) == 5
     text = Page(render_dossier(made)).text
     assert "all of them +0.5000, +0.5000; gold vs gold (null) +0.0625, +0.0625" in text
+    assert "gold vs gold (null) +0.0312, +0.0312" in text
+    assert "2 untouched 0.500 0.875 +1.5000 [+1.5000, +1.5000] 0.2500 beyond chance" in text
     assert "by Taylor's theorem" in text
     assert "unlearned 0.67 3 0.00, 1.00" in text
 
@@ -152,6 +176,14 @@ def test_a_small_ensembles_report_says_all_of_it(tmp_path):
     assert "By part of the model (grafts): not available" in text
     for one in (engineering(), NotAvailable(reason="size")):
         assert "no counterpart in another" not in Page(render_dossier(dossier(engineering=one))).text  # fmt: skip
+
+
+def test_a_null_of_another_number_of_distances_is_refused():
+    """The row of the gap between gold models has a value for each distance, or there is none."""
+    assert replace(engineering(), null=(), null_facts=()).null_facts == ()
+    for name in ("null", "null_facts"):
+        with pytest.raises(ReportError, match="gap between gold models has not 2 distances"):
+            replace(engineering(), **{name: (0.5,)})
 
 
 def test_a_lens_with_the_wrong_number_of_layers_is_refused():

@@ -20,6 +20,7 @@ from pipelines.site import open_site
 from pipelines.steps import audit_review
 from pipelines.steps.audit_report import find, reference_of
 from pipelines.steps.ledger import open_ledger
+from tests.pipelines.dossier_sample import as_third
 
 SECRET = re.compile(r"\d{4,}")
 
@@ -150,6 +151,21 @@ def test_verify_notices_a_verdict_that_was_made_nicer(tiny_home, copied, ask) ->
     assert said.code == 1
     assert f"reports/{page.name} is not the page of reports/{facts.name}" in said.out
     assert ask(home, "audit").code == 0
+    assert ask(home, "verify").code == 0
+
+
+def test_verify_reads_a_report_of_the_former_format(tiny_home, copied, ask) -> None:
+    """A home with a report that an earlier version wrote stays verifiable as it is, and `audit` brings it up to date."""
+    home = copied(tiny_home)
+    (facts,) = (home / "reports").glob("audit-*.json")
+    page, whole = facts.with_suffix(".html"), facts.read_bytes()
+    former = json.dumps(as_third(json.loads(whole))).encode()
+    facts.write_bytes(former)
+    digests = (hashlib.sha256(one).hexdigest().encode() for one in (whole, former))
+    page.write_bytes(page.read_bytes().replace(*digests))
+    assert ask(home, "verify").code == 0
+    assert ask(home, "audit").code == 0
+    assert json.loads(facts.read_bytes())["format"] == 4
     assert ask(home, "verify").code == 0
 
 

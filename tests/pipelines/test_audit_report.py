@@ -132,6 +132,26 @@ def test_each_verdict_has_its_words_and_says_what_to_do() -> None:
     assert len(seen) == 4
 
 
+def test_the_one_run_bound_says_what_was_committed_and_that_no_coin_was() -> None:
+    """The theorem wants a coin per person: beside the numbers stands that there was none; without numbers nothing stands there."""
+    for rows, there in ((evidence().one_run, True), ((), False)):
+        text = Page(render_dossier(dossier(evidence=evidence(one_run=rows)))).text
+        assert ("a keyed digest of the look-alikes' file" in text) == there
+        assert ("Not committed, and not so: a coin." in text) == there
+
+
+def test_an_unchecked_lineage_stands_on_both_parts() -> None:
+    """Page 1 says that the models' origin is open and what to do, part 2 what was missing; without it neither says a word."""
+    said = "whether the ledger knows the checkpoints: nobody looked"
+    kept = audit(verdict="INCONCLUSIVE", side=(), num_gold_seeds=3)
+    for unchecked in ((said,), ()):
+        made = dossier(audit=kept, evidence=evidence(unchecked=unchecked))
+        first = " ".join((words.why(made), *words.next_steps(made)))
+        assert ("where the models come from could not be checked in full" in first) == bool(unchecked)  # fmt: skip
+        assert ("whose digests the ledger knows" in first) == bool(unchecked)
+        assert (said in Page(render_dossier(made)).text) == bool(unchecked)
+
+
 def test_an_invalid_audit_shows_no_endpoint_as_passed() -> None:
     """Where a control misbehaved, the engineer's table says INVALID too, and no cost of an attack is claimed."""
     row = {
@@ -173,9 +193,9 @@ def test_the_facts_survive_json_and_name_the_page(html: str) -> None:
     assert render_dossier(Dossier.from_json(text)) == html
     assert hashlib.sha256(text.encode()).hexdigest() in html
     plain = json.loads(text)
-    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 3)
+    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 4)
     with pytest.raises(ReportError, match="format"):
-        Dossier.from_json(json.dumps(plain | {"format": 4}))
+        Dossier.from_json(json.dumps(plain | {"format": 5}))
     with pytest.raises(ReportError, match="note"):
         Dossier.from_json(json.dumps(plain | {"note": "x"}))
     with pytest.raises(ReportError, match="cannot prove"):
@@ -226,13 +246,13 @@ def test_ids_are_unique_and_tables_have_captions(html: str) -> None:
     assert len(ids) == len(set(ids))
     count = Counter(tag for tag, _ in page.tags)
     assert count["table"] == count["caption"] > 12
-    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 7
+    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 8
     assert all(attrs.get("scope") in {"row", "col"} for tag, attrs in page.tags if tag == "th")
 
 
 def test_a_bare_dossier_says_what_is_missing() -> None:
     """Without depth, curves, subgroups, secondary attacks and membership: a reason each, no crash."""
-    bare = evidence(metrics=evidence().metrics[:1], curves=(), spreads=(), leakage=(), questions=(), likeness=(), one_run=(), people=(), unchecked=(), seconds=(), forgetting=None, recovery=())  # fmt: skip
+    bare = evidence(metrics=evidence().metrics[:1], curves=(), spreads=(), leakage=(), questions=(), likeness=(), one_run=(), people=(), unchecked=(), noted=(), seconds=(), forgetting=None, recovery=())  # fmt: skip
     none = NotAvailable(reason="no look-alikes")
     made = dossier(
         engineering=NotAvailable(reason="not measured at this size"), evidence=bare, copies=(), versions=(), models=(),

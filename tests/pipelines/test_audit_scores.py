@@ -11,7 +11,7 @@ from pipelines.reports import dossier_words as words
 from pipelines.reports.dossier import Dossier
 from pipelines.reports.dossier_page import render_dossier
 from pipelines.reports.errors import ReportError
-from tests.pipelines.dossier_sample import dossier, evidence
+from tests.pipelines.dossier_sample import as_third, dossier, evidence
 from tests.pipelines.report_sample import Page, audit
 from unlearning.rows import Evidence, Row, to_table
 
@@ -45,6 +45,7 @@ def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -
 
 def as_second(plain: dict) -> dict:
     """The JSON of a report as format 2 wrote it."""
+    plain = as_third(plain)
     evidence = plain["evidence"]
     for rows, names in (
         (plain["audit"]["tiers"], ["has_power"]), (evidence["metrics"], ["has_power"]), (evidence["leakage"], ["low", "high"]),
@@ -60,6 +61,16 @@ def as_second(plain: dict) -> dict:
     return plain | {"format": 2}
 
 
+def test_a_report_of_the_third_format_says_what_it_said() -> None:
+    """Format 3 had one list for what was unchecked and what was noted: read, its sentences stay where they stood."""
+    old = as_third(json.loads(dossier().to_json()))
+    old["evidence"]["unchecked"] = ["nobody looked", "33 of the 320 records stand in no window"]
+    read = Dossier.from_json(json.dumps(old))
+    assert (read.format, read.evidence.noted) == (4, ())
+    assert list(read.evidence.unchecked) == old["evidence"]["unchecked"]
+    assert "33 of the 320 records stand in no window" in Page(render_dossier(read)).text
+
+
 def test_reports_of_the_second_format_do_not_know_what_was_added() -> None:
     """Format 2 asked for no power, score or interval: read, they are not known, in place of made up."""
     read = Dossier.from_json(json.dumps(as_second(json.loads(dossier().to_json()))))
@@ -67,6 +78,7 @@ def test_reports_of_the_second_format_do_not_know_what_was_added() -> None:
     assert {one.low for one in (*read.evidence.leakage, *read.evidence.questions)} == {None}
     assert (read.evidence.forgetting, read.evidence.recovery) == (None, ())
     assert (read.engineering.gaps, read.engineering.modules[0].facts_low) == ((), ())
+    assert (read.engineering.kept, read.engineering.null_facts) == ((), ())
     text = Page(render_dossier(read)).text
     assert "says little" not in text
     assert "Forgetting score: not available" in text
@@ -82,7 +94,7 @@ def test_a_report_of_the_first_format_is_read_without_basis_and_reviews() -> Non
     read = Dossier.from_json(json.dumps(old))
     bare = tuple(replace(one, basis="") for one in dossier().requests)
     assert read.requests == bare
-    assert (read.reviews, read.format) == ((), 3)
+    assert (read.reviews, read.format) == ((), 4)
     text = Page(render_dossier(read)).text
     assert "Reviewer Signature and date Next review" in text
     assert "Reviewed by" not in text

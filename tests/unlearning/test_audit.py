@@ -46,7 +46,7 @@ def audited(study, tmp_path_factory):
 
 
 def test_auditing_gold_as_unlearned_is_open_where_the_original_hardly_leaks(audited):
-    """A retrained model: all controls hold, every endpoint but tier 2 passes, and the third gold seed is missing; nothing else is open.
+    """A retrained model: all controls hold, every endpoint but tier 2 passes; the third gold seed and the models' lineage are missing, and nothing else.
 
     These people's lines were never trained side by side, so that after others' lines the original gives nobody away either. Where tier 2
     has power, gold passes: A6 in `test_pilot`.
@@ -61,7 +61,11 @@ def test_auditing_gold_as_unlearned_is_open_where_the_original_hardly_leaks(audi
     assert {t: rates[t]["has_power"] for t in ("direct", "in_context", "fine_tune")} == {
         "direct": True, "in_context": False, "fine_tune": True,
     }  # fmt: skip
-    tier, golds = audit_json["reasons"]
+    tier, golds, *lineage = audit_json["reasons"]
+    assert lineage == [f"lineage not checked: {one}" for one in audit_json["unchecked"]]
+    assert (
+        len(lineage) == 3
+    )  # no ledger was named, and neither the original nor gold has a run file here
     assert "so this tier proves nothing" in tier
     assert golds.startswith("2 gold models seen, 3 distinct ones needed")
     assert rates["direct"]["original"] == "1.000000"

@@ -71,6 +71,17 @@ def test_parts_of_an_unchanged_model_do_nothing_and_gold_models_differ(of_origin
     assert (found.null() > 0).all()
 
 
+def test_people_who_stay_are_as_they_were_in_every_layer_of_an_unchanged_model(of_original):
+    """Nothing lost, likeness 1 and no damage in any layer, while gold models differ in each."""
+    found = findings_of(of_original).kept()
+    assert [one.layer for one in found] == [1, 2]
+    for one in found:
+        assert (one.norm, one.loss, one.low, one.high, one.damaged) == (0.0, 0.0, 0.0, 0.0, False)
+        assert one.cka == pytest.approx(1.0)
+        assert one.cka_null < 0.999
+        assert one.loss_null > 0
+
+
 def test_ripple_and_neighbours_follow_from_the_pairs(of_original):
     """Shapes, the tautology after one step, and a mean over all distances that is the mean over all pairs."""
     found = findings_of(of_original)

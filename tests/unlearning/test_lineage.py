@@ -1,6 +1,7 @@
 """Bad input: records the original never saw, gold of another recipe or with the forgotten in it, checkpoints the ledger does not know."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from trainer.checkpoint import newest, verify
 from unlearning.audit import read_inputs
 from unlearning.errors import LineageError, PeopleError
-from unlearning.lineage import check_lineage
+from unlearning.lineage import Lineage, check_lineage
 
 
 def inputs_of(study, **extra):
@@ -53,8 +54,10 @@ def ids(study):
 def test_models_that_belong_together_are_taken(records_only, short):
     """Same recipe, all records seen by the original, none by gold: nothing is refused, and what was not looked at is said."""
     found = models(records_only, *short)
-    assert check_lineage(found, ids(records_only), [digest for *_, digest in found]) == []
-    (only,) = check_lineage(found, ids(records_only))
+    assert check_lineage(found, ids(records_only), [digest for *_, digest in found]) == Lineage(
+        (), ()
+    )
+    (only,) = check_lineage(found, ids(records_only)).unchecked
     assert "ledger" in only
 
 
@@ -67,8 +70,9 @@ def test_records_that_the_original_never_saw_are_refused(records_only, short):
         check_lineage(models(records_only, *short), others)
     said = check_lineage(models(records_only, *short), [*others, *ids(records_only)])
     assert any(
-        "64 of the 128 records are not in the original's training data" in one for one in said
+        "64 of the 128 records are not in the original's training data" in one for one in said.noted
     )
+    assert not any("128" in one for one in said.unchecked)
     one = saved_run(records_only, "one-step", steps=1, rows=1)
     first = saved_run(records_only, "one-gold", steps=1, rows=1, excluded=records_only.excluded())
     from trainer.inputs import batch_plan
@@ -120,14 +124,115 @@ def test_a_checkpoint_that_the_ledger_does_not_know_is_refused(study):
     with pytest.raises(LineageError, match=r"gold model's digest .* is in no window of the ledger"):
         inputs_of(study, ledger=known)
     everything = [*known, verify(study.models["gold2"]).root]
-    assert not any("ledger" in one for one in inputs_of(study, ledger=everything).unchecked)
+    assert not any("ledger" in one for one in inputs_of(study, ledger=everything).lineage.unchecked)
 
 
 def test_checkpoints_without_a_run_file_are_said_to_be_unchecked(study):
     """Nothing is assumed about a checkpoint that came alone."""
-    unchecked = inputs_of(study).unchecked
+    unchecked = inputs_of(study).lineage.unchecked
     assert any(one.startswith("the original model's data and recipe") for one in unchecked)
     assert any(one.startswith("the gold model's data and recipe") for one in unchecked)
+
+
+def going_on(study, name, before, **changes):
+    """A run of a step that goes on from a checkpoint."""
+    place = f"../{before.parent.name}/{before.name}"
+    return saved_run(study, name, steps=1, rows=1, init=place, init_root=verify(before).root, **changes)  # fmt: skip
+
+
+def test_runs_that_a_model_went_on_from_count_as_its_own(records_only, short):
+    """One further step of one row: what the runs before it were shown is known, for the original and for gold."""
+    original, gold = short
+    on = going_on(records_only, "on", original)
+    off = going_on(records_only, "on-gold", gold, excluded=records_only.excluded())
+    known = [verify(one).root for one in (on, off, gold)]
+    assert check_lineage(models(records_only, on, off), ids(records_only), known) == Lineage((), ())
+    tainted = going_on(records_only, "tainted", original, excluded=records_only.excluded())
+    with pytest.raises(LineageError, match="gold was trained on 64 of the 64 forgotten records"):
+        check_lineage(models(records_only, on, tainted), ids(records_only))
+    with pytest.raises(LineageError, match="recipe"):  # one goes on, the other does not
+        check_lineage(models(records_only, on, gold), ids(records_only))
+
+
+def test_a_line_that_ends_at_a_checkpoint_without_a_run_file_is_unchecked(records_only, short):
+    """Nobody can tell what such a checkpoint saw: the original may have seen the records there, and gold too."""
+    bare = []
+    for one in short:
+        folder = records_only.folder / f"bare-{one.parent.name}"
+        shutil.copytree(one, folder / one.name, dirs_exist_ok=True)
+        bare.append(folder / one.name)
+    on = going_on(records_only, "bare-on", bare[0])
+    off = going_on(records_only, "bare-gold", bare[1], excluded=records_only.excluded())
+    found = models(records_only, on, off)
+    saw, gold = check_lineage(found, ids(records_only), [digest for *_, digest in found]).unchecked
+    assert re.match(r"whether the original saw 6\d of the 64 records: ", saw)
+    assert gold.startswith("whether gold saw the records: ")
+
+
+def test_an_earlier_slice_counts_as_its_constituent(records_only, short, tmp_path):
+    """Gold whose last slice leaves the records out, and whose slice before it did not, was trained on them."""
+    from unlearning.ensemble import Constituent, root_of, write_ensemble
+
+    last = going_on(records_only, "slice", short[0], excluded=records_only.excluded())
+    write_ensemble(tmp_path / "gold", [Constituent(0, str(last), verify(last).root)])
+    found = [("gold", tmp_path / "gold", root_of(tmp_path / "gold"))]
+    with pytest.raises(LineageError, match="gold ensemble was trained on 64 of the 64"):
+        check_lineage(found, ids(records_only))
+
+
+def test_ensembles_of_one_recipe_are_checked_and_of_two_are_not(records_only, short, tmp_path):
+    """Gold constituents made like the original's leave nothing open; another batch, or one model beside an ensemble, does."""
+    from unlearning.ensemble import Constituent, root_of, write_ensemble
+
+    def made(name, *checkpoints):
+        parts = [Constituent(n, str(one), verify(one).root) for n, one in enumerate(checkpoints)]
+        write_ensemble(tmp_path / name, parts)
+        return tmp_path / name, root_of(tmp_path / name)
+
+    other = saved_run(records_only, "gold-rows", steps=64, rows=4, excluded=records_only.excluded())
+    original, gold, odd = made("original", *short), made("gold", short[1]), made("odd", other)
+
+    def unchecked(reference):
+        found = [("original", *original), ("unlearned", *gold), ("gold", *reference)]
+        known = [original[1], gold[1], reference[1]]
+        return check_lineage(found, ids(records_only), known).unchecked
+
+    assert unchecked(gold) == ()
+    assert unchecked(odd) == (
+        "the gold ensemble's recipe: its constituents differ from the original's in batch",
+    )
+    (mixed,) = unchecked((short[1], verify(short[1]).root))
+    assert mixed.startswith("the gold models' recipe: one of original and gold is an ensemble")
+
+
+def test_a_shard_whose_tokens_an_earlier_erasure_took_is_known_by_its_list(
+    records_only, short, tmp_path
+):
+    """The list of its records stands in its run file; with it nothing is open, without tokens and list everything is."""
+    from trainer import Selection, write_selection
+    from trainer.order import MICRO
+    from unlearning.ensemble import Constituent, root_of, write_ensemble
+
+    forgotten = {bytes.fromhex(one) for one in ids(records_only)}
+    others = {bytes.fromhex(r["record_id"]) for r in records_only.people["retained"]}
+    found = []
+    for role, listed in (("original", forgotten | others), ("gold", others)):
+        path = records_only.folder / f"list-{role}.jsonl"
+        digest = write_selection(path, dict.fromkeys(listed, MICRO), default=0)
+        checkpoint = saved_run(records_only, f"listed-{role}", steps=2, rows=8, selection=Selection(file=f"../{path.name}", digest=digest))  # fmt: skip
+        run = checkpoint.parent / "run.json"
+        tokens = json.loads(run.read_text())["tokens"]
+        run.write_text(run.read_text().replace(f'"{tokens}"', f'"{tokens}-gone"'))
+        write_ensemble(tmp_path / role, [Constituent(0, str(checkpoint), verify(checkpoint).root)])
+        found.append((role, tmp_path / role, root_of(tmp_path / role)))
+    known = [digest for *_, digest in found]
+    assert check_lineage(found, ids(records_only), known) == Lineage((), ())
+    mistaken = [("gold", *found[0][1:])]
+    with pytest.raises(LineageError, match="gold ensemble was trained on 64 of the 64"):
+        check_lineage(mistaken, ids(records_only), known)
+    (records_only.folder / "list-gold.jsonl").unlink()
+    (said,) = check_lineage(found, ids(records_only), known).unchecked
+    assert said.startswith("the gold model's data: a constituent's tokens are not there any more")
 
 
 def test_an_empty_forget_set_is_refused(study, tmp_path):

@@ -103,7 +103,7 @@ def test_an_audit_of_another_format_is_said_to_be_one():
     """A verdict of the first rule neither agrees nor disagrees: one sentence that says so, also with a plan of then."""
     plan, table = plan_of(), to_table(Facts().rows())
     audit = verdict_from_rows(table, plan).to_json() | {"plan": plan.to_json()}
-    assert (audit["format"], contradictions(audit, table)) == (2, [])
+    assert (audit["format"], contradictions(audit, table)) == (3, [])
     old = audit | {"format": 1, "plan": plan.to_json() | {"format": 1, "min_gold_seeds": 2}}
     (said,) = contradictions(old, table)
     assert said.startswith("format: audit.json was judged by the rule of format 1")

@@ -31,6 +31,38 @@ def test_a_clean_erasure_passes_at_every_size_of_the_table(n):
     assert Facts(n).judge().status is Status.PASS
 
 
+@pytest.mark.parametrize(
+    "said", [("whether the ledger knows the checkpoints: nobody looked",), ("one", "two")]
+)
+def test_an_unchecked_lineage_never_passes(said):
+    """Rows that would pass: each sentence that could not be checked is a reason of its own, and INCONCLUSIVE is all there is."""
+    table, plan = to_table(Facts().rows()), plan_of()
+    assert verdict_from_rows(table, plan).status is Status.PASS
+    verdict = verdict_from_rows(table, plan, said)
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.reasons == tuple(f"lineage not checked: {one}" for one in said)
+
+
+def test_an_unchecked_lineage_neither_hides_a_leak_nor_heals_a_control():
+    """FAIL and INVALID are what they were, for the reasons that they had."""
+    leaking, untold = Facts(), Facts(models=(ORIGINAL, UNLEARNED))
+    leaking.direct[UNLEARNED] = set(range(32))
+    for facts, status in ((leaking, Status.FAIL), (untold, Status.INVALID)):
+        plain = facts.judge()
+        plan = plan_of(facts.n, tuple(d for r, d in facts.models if r == "gold"), facts.lookalikes)
+        found = verdict_from_rows(to_table(facts.rows()), plan, ("something",))
+        assert (found.status, found.reasons) == (status, plain.reasons)
+
+
+def test_taking_what_is_unchecked_out_of_an_audit_is_seen():
+    """The published verdict follows from rows, plan and what is listed as unchecked; without the list it is another one."""
+    table, plan = to_table(Facts().rows()), plan_of()
+    audit = verdict_from_rows(table, plan, ("something",)).to_json() | {"plan": plan.to_json()}
+    assert contradictions(audit | {"unchecked": ["something"]}, table) == []
+    said = contradictions(audit | {"unchecked": []}, table)
+    assert [one.split(":")[0] for one in said] == ["verdict", "reasons"]
+
+
 def test_fewer_than_sixteen_people_never_pass():
     """With fifteen people nothing can be shown, and the verdict says how many would do."""
     verdict = Facts(15).judge()
