@@ -169,9 +169,12 @@ def leak_rate(
         zero_upper=exact_upper(count, people, alpha),
         has_power=bool(power) and all(power),
     )
-    if judged.status is not Status.PASS or judged.has_power:
+    if judged.has_power or judged.status not in (Status.PASS, Status.INCONCLUSIVE):
         return judged
+    # Both must be decided: that the original leaks, and, where it is open, that the unlearned model doesn't.
     asked = [_people_for_power(shown[0], rate, margin, alpha) for rate in rates]
+    if judged.status is Status.INCONCLUSIVE:
+        asked.append(judged.people_needed)
     known = [n for n in asked if n is not None]
     return dataclasses.replace(
         judged,

@@ -87,12 +87,14 @@ def secondary_endpoints(evidence: Evidence, plan: AuditPlan, models: Models) -> 
         models: original, unlearned, gold models.
 
     Returns:
-        Endpoints in the order of the plan; empty for an empty repertoire or without gold.
+        Endpoints in the order of the plan, against the gold models that are not the unlearned one itself; empty for an empty repertoire or without gold.
 
     Raises:
         RowsError: if a planned attack has no rows.
     """
     repertoire, alpha = plan.attacks.repertoire, float(plan.alpha)
+    # The largest p over gold models decides, and a model that is one of them never differs from itself.
+    models = (*models[:2], tuple(gold for gold in models[2] if gold[1] != models[1][1]))
     if not models[2]:
         return []
     found = [_rate(evidence, plan, models, attack) for attack in repertoire.attacks if _possible(plan, attack)]  # fmt: skip

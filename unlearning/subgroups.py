@@ -8,7 +8,8 @@ registered in the plan::
     name/rare, name/common      on how few people (of everybody at hand) the rarest word of the name stands, below the median or not
     script/NAME                 script of most letters of the name, or of the text where no name is found
 
-A label that everybody has says nothing and is left out. Further ones (an owner, say) may stand in the records; a person's labels lie together,
+A label is given only where `MIN_PEOPLE` have it and as many have not: rows and reports stay when the people are forgotten, and a label of few, or of all but a few,
+says something of single persons. Further ones (an owner, say) may stand in the records; a person's labels lie together,
 joined by `rows.JOINT`, in `Record.group` and in the column `subgroup`.
 """
 
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
     from unlearning.people import Record
 
 MIN_PEOPLE = 16
-"""Fewest people of a subgroup that a plan registers: the smallest number that has a margin at all (table in `plan`)."""
+"""Fewest people of a subgroup that is named or registered: the smallest number that has a margin at all (table in `plan`)."""
 
 
 def labelled(
-    forgotten: Sequence[Record], others: Sequence[Record], times: Mapping[str, int] | None
+    forgotten: Sequence[Record],
+    others: Sequence[Record],
+    times: Mapping[str, int] | None,
+    *,
+    least: int | None = None,
 ) -> list[Record]:
     """The forgotten records with every label of their person.
 
@@ -43,13 +48,15 @@ def labelled(
         forgotten: records that are to be forgotten; labels that stand in them stay.
         others: records of retained people and look-alikes, among whom a name is rare or not.
         times: record id → how often the training presented it; None where that can't be told: no such label.
+        least: fewest people who have a derived label, and fewest who have it not; `MIN_PEOPLE` if not given.
 
     Returns:
         The same records in the same order, `group` completed.
     """
     people = by_subject(list(forgotten))
-    own = [_shown(people, times), _names(people, by_subject(list(others))), _scripts(people)]
-    own = [labels for labels in own if len(set(labels.values())) > 1]
+    least = MIN_PEOPLE if least is None else least
+    found = [_shown(people, times), _names(people, by_subject(list(others))), _scripts(people)]
+    own = [_of_enough(labels, least, len(people)) for labels in found]
     joined = {
         subject: JOINT.join(
             sorted({*labels_of(records[0].group), *(one[subject] for one in own if subject in one)})
@@ -71,6 +78,13 @@ def registered(forgotten: Sequence[Record]) -> tuple[str, ...]:
     people = by_subject(list(forgotten))
     count = Counter(label for own in people.values() for label in labels_of(own[0].group))
     return tuple(sorted(label for label, n in count.items() if MIN_PEOPLE <= n < len(people)))
+
+
+def _of_enough(labels: Mapping[str, str], least: int, num_people: int) -> dict[str, str]:
+    """The labels that enough people have and enough have not."""
+    count = Counter(labels.values())
+    enough = {label for label, n in count.items() if least <= n <= num_people - least}
+    return {subject: label for subject, label in labels.items() if label in enough}
 
 
 def _shown(people: Mapping[str, list[Record]], times: Mapping[str, int] | None) -> dict[str, str]:

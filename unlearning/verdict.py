@@ -272,15 +272,15 @@ def _sentence(endpoint: Endpoint) -> str:
         f"; no power: the original shows {endpoint.original:.3f} here, so this tier proves nothing"
     )
     if endpoint.status is Status.INCONCLUSIVE:
-        text += f"; {decided}" if endpoint.high > endpoint.margin else f"; {_deciding(endpoint)}"
+        text += f"; {_deciding(endpoint)}"
     return text
 
 
 def _deciding(endpoint: Endpoint) -> str:
-    """What would decide a tier that only lacks power."""
+    """What would decide a tier without power."""
     stronger = "an attack of this tier under which the original leaks would decide"
     if endpoint.people_needed:
-        return f"{endpoint.people_needed} people would show that the original leaks, or {stronger}"
+        return f"{endpoint.people_needed} people would decide, or {stronger}"
     return stronger
 
 

@@ -42,7 +42,21 @@ def test_power_needs_the_originals_lower_bound_above_the_margin(leaks, status):
         assert needed is None
     else:
         assert newcombe_bounds(leaks / 64 * needed, needed, 0, needed).low > 0.05
-        assert f"{needed} people would show that the original leaks" in verdict.reasons[0]
+        assert f"{needed} people would decide, or an attack of this tier" in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(("original", "unlearned", "needed"), [(2, 2, None), (5, 1, 214), (7, 2, 366)])  # fmt: skip
+def test_people_who_would_decide_decide_both_questions(original, unlearned, needed):
+    """An open tier without power: so many people, at the same rates, show that the original leaks and that the unlearned model doesn't; none where the original leaks no more than the margin."""
+    facts = Facts()
+    facts.in_context[ORIGINAL] = set(range(original))
+    facts.in_context[UNLEARNED] = set(range(unlearned))
+    tier = facts.judge().endpoints[1]
+    assert (tier.status, tier.has_power, tier.people_needed) == (Status.INCONCLUSIVE, False, needed)
+    if needed:
+        leaks, ours = original / 64 * needed, unlearned / 64 * needed
+        assert newcombe_bounds(leaks, needed, 0, needed).low > 0.05
+        assert newcombe_bounds(ours, needed, 0, needed).high <= 0.05
 
 
 def test_a_tier_without_power_still_fails_by_a_leak():

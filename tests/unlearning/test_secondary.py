@@ -150,6 +150,19 @@ def test_the_least_difference_over_gold_models_counts():
     assert one.low < 0 < one.high
 
 
+def test_a_gold_model_under_audit_is_no_reference_of_itself():
+    """One of the three that leaks under a secondary attack fails against the other two; among its own references nothing could."""
+    table = facts({"asked/prefix": 40}).to_pylist()
+    for row in table:
+        if row["model_digest"] == "u":
+            row["model_digest"] = "g2"
+        elif row["model_digest"] == "g2" and row["attack"] == "asked/prefix":
+            row["value"] = float(int(row["subject_id"][-3:]) < 40)
+    verdict = verdict_from_rows(to_table(Row(**row) for row in table), plan_of(unlearned="g2"))
+    assert [one.name for one in verdict.secondary if one.leaks] == ["asked/prefix"]
+    assert len(verdict.secondary[0].gold) == 2
+
+
 def test_random_weights_must_fail_utility():
     """A14: a random model as good as gold makes the audit INVALID, since utility then measures nothing."""
     verdict = verdict_from_rows(facts(random_loss=0.5), plan_of())

@@ -20,6 +20,11 @@ def person(subject, name, group=""):
     ]
 
 
+def few(*arguments):
+    """Labels however few people have them."""
+    return labelled(*arguments, least=1)
+
+
 def labels(records):
     """Subject → labels."""
     return {record.subject: labels_of(record.group) for record in records}
@@ -29,9 +34,9 @@ def test_who_was_shown_more_than_the_median_is_a_subgroup():
     """Three people shown 2, 4 and 9 times in all: the median itself is the usual one."""
     forgotten = [*person("a", "Ann Lee"), *person("b", "Ben Lee"), *person("c", "Cat Lee")]
     times = {"a/0": 1, "a/1": 1, "b/0": 2, "b/1": 2, "c/0": 1, "c/1": 8}
-    found = {s: {x for x in own if x.startswith("shown")} for s, own in labels(labelled(forgotten, [], times)).items()}  # fmt: skip
+    found = {s: {x for x in own if x.startswith("shown")} for s, own in labels(few(forgotten, [], times)).items()}  # fmt: skip
     assert found == {"a": {"shown/less"}, "b": {"shown/less"}, "c": {"shown/more"}}
-    assert not any("shown" in x for own in labels(labelled(forgotten, [], None)).values() for x in own)  # fmt: skip
+    assert not any("shown" in x for own in labels(few(forgotten, [], None)).values() for x in own)  # fmt: skip
 
 
 def test_a_name_is_as_rare_as_its_rarest_word_among_everybody():
@@ -39,29 +44,38 @@ def test_a_name_is_as_rare_as_its_rarest_word_among_everybody():
     forgotten = [
         *person("a", "Ann Lee"), *person("b", "Ann Lee"), *person("c", "Zoe Quux"), *person("d", "Ann Lee"),
     ]  # fmt: skip
-    found = labels(labelled(forgotten, person("kept", "Ann Lee"), None))
+    found = labels(few(forgotten, person("kept", "Ann Lee"), None))
     assert found["c"] == {"name/rare"}
     assert found["a"] == found["b"] == found["d"] == {"name/common"}
     # A namesake pair who stays makes the name as common as the others'.
     others = [record for n in range(3) for record in person(f"kept-{n}", "Zoe Quux")]
-    assert labels(labelled(forgotten, [*others, *person("kept", "Ann Lee")], None))["c"] == set()
+    assert labels(few(forgotten, [*others, *person("kept", "Ann Lee")], None))["c"] == set()
 
 
 def test_scripts_are_told_apart():
     """A Cyrillic name among Latin ones; where all are Latin there is nothing to tell."""
     latin = [*person("a", "Ann Lee"), *person("b", "Ben Lee")]
-    found = labels(labelled([*latin, *person("c", "Анна Ли")], [], None))
+    found = labels(few([*latin, *person("c", "Анна Ли")], [], None))
     assert "script/cyrillic" in found["c"]
     assert "script/latin" in found["a"]
-    assert not any("script" in one for own in labels(labelled(latin, [], None)).values() for one in own)  # fmt: skip
+    assert not any("script" in one for own in labels(few(latin, [], None)).values() for one in own)  # fmt: skip
 
 
 def test_labels_that_stand_in_the_records_stay():
     """An owner's label is joined to the derived ones."""
     forgotten = [*person("a", "Ann Lee", "owner/1f"), *person("b", "Анна Ли", "owner/2e|minors")]
-    found = labels(labelled(forgotten, [], None))
+    found = labels(few(forgotten, [], None))
     assert found["a"] == {"owner/1f", "script/latin"}
     assert found["b"] == {"owner/2e", "minors", "script/cyrillic"}
+
+
+def test_a_label_that_points_at_few_people_is_not_given():
+    """One Cyrillic name among forty: neither it nor what the others have instead; sixteen and twenty-four are enough on both sides."""
+    for cyrillic, given_ in ((1, False), (15, False), (16, True), (24, True), (25, False), (39, False)):  # fmt: skip
+        records = [r for n in range(40) for r in person(f"p{n:02d}", "Анна Ли" if n < cyrillic else "Ann Lee", "owner/1f")]  # fmt: skip
+        found = set().union(*labels(labelled(records, [], None)).values())
+        assert any("script" in label for label in found) == given_
+        assert "owner/1f" in found
 
 
 def test_only_what_can_be_tested_is_registered():
@@ -84,13 +98,13 @@ def test_labels_do_not_depend_on_the_order_of_people(seed, count, told):
     names = [f"{random.choice(['Ann', 'Анна', 'Zoe'])} {random.choice(['Lee', 'Ли', 'Ray'])}" for _ in range(count)]  # fmt: skip
     people = [person(f"p{n}", name) for n, name in enumerate(names)]
     times = {r.record_id: int(random.integers(0, 5)) for own in people for r in own} if told else None  # fmt: skip
-    once = labelled([r for own in people for r in own], [], times)
+    once = few([r for own in people for r in own], [], times)
     shuffled = [r for n in random.permutation(count) for r in people[n]]
-    assert labels(labelled(shuffled, [], times)) == labels(once)
-    assert labelled(once, [], times) == once
+    assert labels(few(shuffled, [], times)) == labels(once)
+    assert few(once, [], times) == once
 
 
 def test_times_of_a_record_that_nobody_counted_are_an_error():
     """A missing count is no zero."""
     with pytest.raises(KeyError):
-        labelled(person("a", "Ann Lee"), [], {"a/0": 1})
+        few(person("a", "Ann Lee"), [], {"a/0": 1})
