@@ -40,6 +40,7 @@ from trainer.codec import to_json
 from trainer.data import IGNORE
 from valuation.bank import BANK_FORMAT, ORDER, bank_file, read_bank
 from valuation.errors import ProxyError
+from valuation.heldout import refuse_overlap, texts
 from valuation.retraining import (
     TrainingRows,
     contents,
@@ -322,6 +323,7 @@ def retrain_subsets(
 
     Raises:
         ProxyError: a subset of the wrong shape, nothing to predict, or a damaged bank file.
+        HeldOutError: a target record that a subset trains on.
         NumericalError: a training left the finite numbers.
     """
     seed_M = [seeds] * len(member_MN) if isinstance(seeds, int) else list(seeds)
@@ -331,6 +333,9 @@ def retrain_subsets(
         )
     (directory / "bank").mkdir(parents=True, exist_ok=True)
     keys = [setting.key(member_N, s) for member_N, s in zip(member_MN, seed_M, strict=True)]
+    store, target = setting.stores()
+    trained_N = np.flatnonzero(np.any(member_MN, axis=0) & (store.lengths_N > 0))
+    refuse_overlap(texts(store, trained_N.tolist()), {"target": texts(target)})
     todo = {
         key: _Retraining(setting, directory, member_N, seed, key)
         for key, member_N, seed in zip(keys, member_MN, seed_M, strict=True)
