@@ -60,6 +60,7 @@ from valuation.retraining import (
     TrainingRows,
     contents,
     fit_rows,
+    named,
     open_tokens,
     shared_order,
     training_rows,
@@ -250,10 +251,10 @@ def train_coalition(job: _Job) -> Outcome:
         Its utility and cost.
 
     Raises:
-        NumericalError: a loss or gradient that is not finite.
+        NumericalError: a loss or gradient that is not finite; names the coalition and the seed.
     """
     # One thread in every process: the order of sums, and so the bank, doesn't depend on `jobs`.
-    with one_thread():
+    with one_thread(), named(f"coalition {job.coalition}, seed {job.run.seed}"):
         return _train(job)
 
 
