@@ -283,7 +283,7 @@ def read_bank(path: Path, key: str | None) -> dict[str, NDArray[Any]] | None:
         columns are cut); None for no file or another key.
 
     Raises:
-        ProxyError: a file that isn't a bank file. Atomic writing leaves none, so it is not silently redone.
+        ProxyError: a file that isn't a bank file, or with a loss that isn't finite. Neither is ever written, so it is not silently redone.
     """
     if not path.exists():
         return None
@@ -295,7 +295,13 @@ def read_bank(path: Path, key: str | None) -> dict[str, NDArray[Any]] | None:
         raise ProxyError(
             f"bank/{path.name}: expected a bank file, got {error!r}; delete it to train it again"
         ) from error
-    return content if key in (None, found) else None
+    if key not in (None, found):
+        return None
+    if wrong := int(np.sum(~np.isfinite(content["nll_Q"]))):
+        raise ProxyError(
+            f"bank/{path.name}: expected finite losses, got {wrong} of {len(content['nll_Q'])} that are not; delete it to train it again"
+        )
+    return content
 
 
 def part_of(content: Mapping[str, NDArray[Any]], part: int) -> dict[str, NDArray[Any]]:

@@ -11,6 +11,7 @@
     ├── PricingError     values, clusters and groups don't make one consistent price list
     ├── GradientError    gradients were asked of a model or batch that can't give them
     ├── EvaluationError  values and the retrainings they are held against don't fit together
+    ├── HeldOutError     records that values are measured on stand in the training data
     └── ProxyError       a proxy training was given a setting or a bank it can't use
 
 All of them are bad input, so all of them are ``ValueError``. Every message says what was
@@ -58,3 +59,7 @@ class ProxyError(ValuationError):
 
 class EvaluationError(ValuationError):
     """Values and the retrainings they are held against don't fit together."""
+
+
+class HeldOutError(ValuationError):
+    """Records that values are measured on stand in the training data."""

@@ -15,7 +15,8 @@ about other subsets and is too short. Two methods are compared on the *same* dra
 seeds are halved, losses averaged in each half, r_q = Spearman of the halves over subsets, and
 Spearman and Brown's 2 r / (1 + r) carries it from half of the seeds to all. Scores that knew the expected loss
 exactly would reach an LDS of about sqrt(r), and no score that is blind to the seed can pass it. A score that
-follows one run's own path can, on that run's losses.
+follows one run's own path can, on that run's losses. Where scores are held against the losses of *one* seed, the ceiling is sqrt(r_1) with
+r_1 the mean rank correlation of two seeds and nothing carried anywhere (`ceiling_one`): lower, because one seed is noisier than a mean.
 
 *Values with an interval* (`record_values`): the mean over queries of a record's score is its value to this
 target, with a Student interval over queries. A value is *distinct* from zero only if it
@@ -242,7 +243,9 @@ class Reliability:
     split_half: Estimate
     """Mean over queries of the halves' rank correlation, carried to all seeds; interval over queries and subsets."""
     ceiling: float
-    """sqrt of it: the LDS of scores that know the expected loss exactly."""
+    """sqrt of it: the LDS, on the mean over all seeds, of scores that know the expected loss exactly."""
+    ceiling_one: float
+    """The same on the losses of one seed: sqrt of the mean rank correlation over all pairs of seeds, >= 0."""
 
 
 def reliability(
@@ -260,7 +263,7 @@ def reliability(
         level: of the interval.
 
     Returns:
-        Reliability of the mean over seeds, and the ceiling.
+        Reliability of the mean over seeds, its ceiling, and that of one seed.
 
     Raises:
         EvaluationError: fewer than two seeds.
@@ -279,7 +282,13 @@ def reliability(
     everything = np.arange(len(one_QM)), np.arange(one_QM.shape[1])
     drawn_B = np.array([brown(*picked) for picked in _draws(one_QM, draws, generator)])
     split_half = _percentile(brown(*everything), drawn_B, level)
-    return Reliability(split_half=split_half, ceiling=max(0.0, split_half.estimate) ** 0.5)
+    first, second = np.triu_indices(len(loss_RMQ), 1)
+    one = np.mean([spearman_rows(loss_RMQ[a].T, loss_RMQ[b].T).mean() for a, b in zip(first, second, strict=True)])  # fmt: skip
+    return Reliability(
+        split_half,
+        ceiling=max(0.0, split_half.estimate) ** 0.5,
+        ceiling_one=max(0.0, float(one)) ** 0.5,
+    )
 
 
 @dataclass(frozen=True, slots=True)

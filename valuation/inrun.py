@@ -71,6 +71,7 @@ from valuation.displacement import Displacement, inner
 from valuation.dots import token_dots
 from valuation.errors import GradientError
 from valuation.gradients import Aggregate, Segments, aggregate_gradient, mean_loss, token_losses
+from valuation.heldout import refuse_overlap, texts
 from valuation.hessian import hessian_product
 
 if TYPE_CHECKING:
@@ -336,6 +337,7 @@ def train(run: RunSpec, directory: Path) -> int:
 
     Raises:
         GradientError: settings that can't be meant, or a target without predicted tokens.
+        HeldOutError: a record of the target that the run trains on.
         SpecError: a precision or a guard that has no exact credits.
         DataError: tokens or excluded records are not the committed ones.
         NumericalError: loss or gradient is not finite.
@@ -345,6 +347,8 @@ def train(run: RunSpec, directory: Path) -> int:
     plan = batch_plan(run, directory)
     extra = run.config.extra
     target_store = TokenStore.open(directory / extra["target"], extra.get("target_digest"))
+    kept_N = np.unique(plan.order.index_N.astype(np.int64))
+    refuse_overlap(texts(plan.store, kept_N.tolist()), {"target": texts(target_store)})
     target = target_sample(target_store, run.seed, num_rows, batch.length, batch.rows)
     model = initial_model(run, directory)
     for name in (RESULT_FILE, EVENTS_FILE):

@@ -24,7 +24,6 @@ Legend: Q queries, N scored records, M subsets, R seeds, F shares.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,8 +42,9 @@ from valuation.evaluation import (
     record_values,
     reliability,
 )
+from valuation.heldout import refuse_overlap, texts
 from valuation.influence.baselines import bm25, random
-from valuation.influence.scores import TELLING, Scores, TokenSet
+from valuation.influence.scores import Scores, TokenSet
 from valuation.subsets import Setting, random_subsets, retrain_subsets, spread
 
 if TYPE_CHECKING:
@@ -246,10 +246,11 @@ def judge(
 
     Raises:
         GradientError: scores of other records, queries or tokenizer.
-        EvaluationError: a target record that stands in the training data, or scores of another shape.
+        EvaluationError: scores of another shape.
+        HeldOutError: a record of the target or of `test` that is trained on.
         ProxyError: records or queries that the tokens don't have.
     """
-    train, queries = judged_sets(scores, setting)
+    train, queries = judged_sets(scores, setting, test)
     size, records_N = setting.stores()[0].size, scores.train_index_N
     generator = np.random.default_rng(seed)
     half_MN = random_subsets(effort.subsets, len(records_N), 0.5, generator)
@@ -286,16 +287,20 @@ def judge(
     )  # fmt: skip
 
 
-def judged_sets(scores: Scores, setting: Setting) -> tuple[TokenSet, TokenSet]:
+def judged_sets(
+    scores: Scores, setting: Setting, test: Setting | None = None
+) -> tuple[TokenSet, TokenSet]:
     """The scored records and queries as the bank's tokens have them.
 
     Args:
         scores: scores.
         setting: names the tokens.
+        test: names the second held-out set, where there is one.
 
     Raises:
         GradientError: they are not those that the scores are bound to.
-        EvaluationError: a query stands among the records.
+        EvaluationError: an index that the tokens don't have.
+        HeldOutError: a query, or a record of `test`, stands among the records.
     """
     store, target = setting.stores()
     for what, index, size in (
@@ -312,7 +317,10 @@ def judged_sets(scores: Scores, setting: Setting) -> tuple[TokenSet, TokenSet]:
             tokenizer_digest=train.tokenizer_digest,
         )
     )  # fmt: skip
-    refuse_overlap(train, queries)
+    held_out = {"target": queries.texts()}
+    if test is not None:  # before the first training, not before the last
+        held_out["test"] = texts(test.stores()[1])
+    refuse_overlap(train.texts(), held_out)
     return train, queries
 
 
@@ -349,30 +357,3 @@ def _arms(
         )
         for mode in modes
     )  # fmt: skip
-
-
-def refuse_overlap(train: TokenSet, queries: TokenSet) -> None:
-    """Refuse a held-out set that stands in the training data.
-
-    Args:
-        train: training records.
-        queries: held-out records.
-
-    Raises:
-        EvaluationError: records with the same tokens, `TELLING` of them or more; names the first and counts them.
-    """
-
-    def prints(tokens: TokenSet) -> dict[int, bytes]:
-        return {
-            index: hashlib.sha256(np.ascontiguousarray(row, dtype="<u4").tobytes()).digest()
-            for index, _, row in tokens.records
-            if len(row) >= TELLING
-        }
-
-    known = set(prints(train).values())
-    found = [index for index, p in prints(queries).items() if p in known]
-    if found:
-        raise EvaluationError(
-            f"target: expected texts that are not trained on, got {len(found)} of {len(queries.records)} that are, "
-            f"the first at index {found[0]}; take them out of the target"
-        )

@@ -60,7 +60,8 @@ def run(spec: RunSpec, directory: Path) -> int:
         0.
 
     Raises:
-        EvaluationError: settings that can't be meant, or a target that stands in the training data.
+        EvaluationError: settings that can't be meant.
+        HeldOutError: a record of target or test that stands in the training data.
         GradientError: scores of other data.
         DataError: tokens are not those named.
     """

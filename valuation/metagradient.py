@@ -310,10 +310,14 @@ def scores(
         Scores bound to the final weights; the settings stand in the notes.
 
     Raises:
+        HeldOutError: a query that the training uses.
         GradientError: a record that the training doesn't use, or what `metagradients` refuses.
     """
+    from valuation.heldout import refuse_overlap, texts
     from valuation.influence.scores import Scores, bind
 
+    trained = texts(training.plan.store, training.index_N.tolist())
+    refuse_overlap(trained, {"queries": queries.texts()})
     place_N = np.searchsorted(training.index_N, train.index_N)
     place_N = np.minimum(place_N, len(training.index_N) - 1)
     if strangers := train.index_N[training.index_N[place_N] != train.index_N][:3].tolist():

@@ -43,10 +43,11 @@ from trainer.mesh import init_mesh
 from trainer.spec import run_digest
 from trainer.stop import StopFlag
 from valuation.errors import GradientError
+from valuation.heldout import refuse_overlap
 from valuation.influence.leftside import left_side
 from valuation.influence.less import AdamCheckpoint
 from valuation.influence.pairing import Pass, query_check
-from valuation.influence.scores import Scores, TokenSet, bind, refuse_overlap
+from valuation.influence.scores import Scores, TokenSet, bind
 from valuation.projection import OneSided, TwoSided
 from valuation.rowwise import FeatureRows, FisherRows, LessRows, PairRows
 from valuation.store import Layout, StoreWriter, prepare
@@ -81,8 +82,8 @@ def run(spec: RunSpec, directory: Path) -> int:
         EXIT_DONE, or EXIT_RESUME after SIGTERM or SIGINT.
 
     Raises:
-        GradientError: settings that can't be meant, queries that are records, a loss that isn't finite, a layer
-            without formula.
+        GradientError: settings that can't be meant, a loss that isn't finite, a layer without formula.
+        HeldOutError: queries that are records.
         DataError: tokens are not the committed ones.
         CheckpointError: the checkpoint is altered or of another root.
     """
@@ -200,7 +201,7 @@ def _sets(spec: RunSpec, directory: Path) -> tuple[TokenSet, TokenSet]:
     query_check(queries)
     if not train.records:
         raise GradientError("tokens: expected at least one record that isn't excluded, got none")
-    refuse_overlap(train, queries)
+    refuse_overlap(train.texts(), {"queries": queries.texts()})
     return train, queries
 
 

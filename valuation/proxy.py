@@ -55,10 +55,12 @@ from valuation.bank import (
     seed_name,
 )
 from valuation.errors import ProxyError
+from valuation.heldout import refuse_overlap, texts
 from valuation.retraining import (
     TrainingRows,
     contents,
     fit_rows,
+    named,
     open_tokens,
     shared_order,
     training_rows,
@@ -123,6 +125,7 @@ def retrain(run: RunSpec, directory: Path) -> int:
 
     Raises:
         ProxyError: settings that can't be meant, or a damaged bank file.
+        HeldOutError: a record of the target or of another one that a coalition trains on.
         DataError: tokens or excluded records are not the committed ones.
         NumericalError: a training left the finite numbers.
     """
@@ -143,6 +146,7 @@ def retrain(run: RunSpec, directory: Path) -> int:
         raise ProxyError(
             "config.mixture: expected no repeats in a valuation, got some; every record stands once per pass"
         )
+    _hold_out(run, directory, plan)
     bank = directory / "bank"
     bank.mkdir(exist_ok=True)
     for leftover in bank.glob(".*.tmp"):
@@ -171,6 +175,16 @@ def retrain(run: RunSpec, directory: Path) -> int:
         return EXIT_RESUME
     _finish(run, directory, plan, jobs)
     return EXIT_DONE
+
+
+def _hold_out(run: RunSpec, directory: Path, plan: ProxyPlan) -> None:
+    """No target has a record that a coalition trains on."""
+    store, live_N = _training_set(run, directory)
+    trained_N = live_N[_membership(store, plan)(plan.everyone)[live_N]]
+    held_out = {"target": texts(open_tokens(plan.target, plan.target_digest))}
+    for number, other in enumerate(plan.others, 1):
+        held_out[f"other target {number}"] = texts(open_tokens(*other))
+    refuse_overlap(texts(store, trained_N.tolist()), held_out)
 
 
 def _jobs(run: RunSpec, directory: Path, plan: ProxyPlan, settings: dict[str, Any]) -> list[_Job]:
@@ -237,10 +251,10 @@ def train_coalition(job: _Job) -> Outcome:
         Its utility and cost.
 
     Raises:
-        NumericalError: a loss or gradient that is not finite.
+        NumericalError: a loss or gradient that is not finite; names the coalition and the seed.
     """
     # One thread in every process: the order of sums, and so the bank, doesn't depend on `jobs`.
-    with one_thread():
+    with one_thread(), named(f"coalition {job.coalition}, seed {job.run.seed}"):
         return _train(job)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,12 @@ import numpy as np
 
 from provenance.canonical import write_atomic
 from trainer.data import IGNORE, Batch, TokenStore
+from trainer.errors import NumericalError
 from valuation.bank import ORDER
 from valuation.errors import ProxyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -188,6 +190,22 @@ def fit_rows(
             after(step + 1, model, optimizer)
 
 
+@contextmanager
+def named(training: str) -> Iterator[None]:
+    """Let an error of numbers say in which of many trainings it was found.
+
+    Args:
+        training: which one, such as "coalition 5, seed 1".
+
+    Raises:
+        NumericalError: the one from inside, with the name before its words.
+    """
+    try:
+        yield
+    except NumericalError as error:
+        raise NumericalError(f"{training}: {error}") from error
+
+
 @lru_cache(maxsize=8)  # a worker trains many subsets of one store
 def open_tokens(folder: Path, digest: str | None = None) -> TokenStore:
     """A token folder, checked once per process; see `trainer.data.TokenStore.open`."""
@@ -220,15 +238,22 @@ def write_losses(
 
     Raises:
         ProxyError: a target has nothing to predict.
+        NumericalError: a loss that is not finite; no file is written.
     """
     from trainer.generate import evaluate
 
     parts = []
-    for store in (target, *others):
+    for number, store in enumerate((target, *others)):
         sequences = [store.tokens(int(index)) for index in store.live_N]
         nll_Q, tokens_Q = evaluate(model, sequences, batch.rows, batch.length)
         if not tokens_Q.sum():
             raise ProxyError("target: expected records of 2 or more tokens, got nothing to predict")
+        if not np.isfinite(nll_Q).all():
+            wrong = np.flatnonzero(~np.isfinite(nll_Q))
+            raise NumericalError(
+                f"{f'other target {number}' if number else 'target'}: expected finite losses, got {nll_Q[wrong[0]]} for record "
+                f"{store.live_N[wrong[0]]} and {len(wrong)} of {len(nll_Q)} in all; the training diverged, lower lr"
+            )
         parts.append((nll_Q, tokens_Q, store.live_N))
     (first_nll_Q, first_tokens_Q, _), *_ = parts
     nll_Q, tokens_Q, index_Q = (np.concatenate(columns) for columns in zip(*parts, strict=True))

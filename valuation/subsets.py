@@ -40,10 +40,12 @@ from trainer.codec import to_json
 from trainer.data import IGNORE
 from valuation.bank import BANK_FORMAT, ORDER, bank_file, read_bank
 from valuation.errors import ProxyError
+from valuation.heldout import refuse_overlap, texts
 from valuation.retraining import (
     TrainingRows,
     contents,
     fit_rows,
+    named,
     open_tokens,
     shared_order,
     training_rows,
@@ -297,6 +299,8 @@ class _Retraining:
     member_N: NDArray[np.bool_]
     seed: int
     key: str
+    number: int
+    """Row of the subset, for an error."""
 
 
 def retrain_subsets(
@@ -322,7 +326,8 @@ def retrain_subsets(
 
     Raises:
         ProxyError: a subset of the wrong shape, nothing to predict, or a damaged bank file.
-        NumericalError: a training left the finite numbers.
+        HeldOutError: a target record that a subset trains on.
+        NumericalError: a training left the finite numbers; names the subset and the seed.
     """
     seed_M = [seeds] * len(member_MN) if isinstance(seeds, int) else list(seeds)
     if len(seed_M) != len(member_MN) or jobs < 1:
@@ -331,9 +336,12 @@ def retrain_subsets(
         )
     (directory / "bank").mkdir(parents=True, exist_ok=True)
     keys = [setting.key(member_N, s) for member_N, s in zip(member_MN, seed_M, strict=True)]
+    store, target = setting.stores()
+    trained_N = np.flatnonzero(np.any(member_MN, axis=0) & (store.lengths_N > 0))
+    refuse_overlap(texts(store, trained_N.tolist()), {"target": texts(target)})
     todo = {
-        key: _Retraining(setting, directory, member_N, seed, key)
-        for key, member_N, seed in zip(keys, member_MN, seed_M, strict=True)
+        key: _Retraining(setting, directory, member_N, seed, key, number)
+        for number, (key, member_N, seed) in enumerate(zip(keys, member_MN, seed_M, strict=True))
         if read_bank(bank_file(directory, key), key) is None
     }
     # Longest first, so that no process is left alone with a full set at the end.
@@ -358,8 +366,9 @@ def retrain_subsets(
 
 
 def _retrain(job: _Retraining) -> None:
-    fit = fit_subset(job.setting, job.member_N, job.seed)
-    with one_thread():
+    name = f"subset {job.number} of {int(job.member_N.sum())} records, seed {job.seed}"
+    with one_thread(), named(name):
+        fit = fit_subset(job.setting, job.member_N, job.seed)
         write_losses(
             bank_file(job.directory, job.key), job.key, fit.model, job.setting.stores()[1],
             job.setting.batch, steps=fit.steps,

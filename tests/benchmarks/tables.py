@@ -48,6 +48,10 @@ def influence(found):
         print(
             f"| {method} | {shown[0]} | {shown[1]} | {whole} | {one['cpu_s']:.2f} | {one['grown_mb']:.0f} MB |"
         )
+    lines = [found.get(f"valuation.influence.{c}.table", {}).get("target_only", {}) for c in tables]
+    for method in sorted({m for line in lines for m in line}):  # values of the whole have no LDS
+        whole = " / ".join(f"{line[method]:.2f}" if method in line else "" for line in lines)
+        print(f"| {method} | none | none | {whole} | | |")
     rows(found, "valuation.influence.", skip="table")
 
 

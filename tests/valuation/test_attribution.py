@@ -10,8 +10,17 @@ import pytest
 
 from trainer.data import TokenStore, write_tokens
 from trainer.errors import CheckpointError, DataError
-from trainer.spec import BatchSpec, ModelSpec, OptimSpec, RunConfig, RunSpec, no_versions, save_run
-from valuation.errors import GradientError
+from trainer.spec import (
+    BatchSpec,
+    ModelSpec,
+    OptimSpec,
+    RunConfig,
+    RunSpec,
+    no_versions,
+    save_run,
+    with_extra,
+)
+from valuation.errors import GradientError, HeldOutError
 from valuation.influence.attribution import owner_table, record_table, run, sample
 from valuation.influence.scores import Binding, Scores
 from valuation.inrun import train
@@ -37,10 +46,10 @@ def corpus(folder, count, seed, start=0):
     )  # fmt: skip
 
 
-def scored(folder, *, target_seed=2):
+def scored(folder):
     """A credited run, and the run that scores records at its checkpoint; neither is started."""
     tokens = corpus(folder / "tokens", 12, seed=1)
-    target = corpus(folder / "target", 4, seed=target_seed)
+    target = corpus(folder / "target", 4, seed=2)
     config = RunConfig(
         model=MODEL, optim=OptimSpec(lr=0.01, warmup_steps=1), batch=BatchSpec(rows=2, length=24),
         extra={"target": "../target", "target_digest": target},
@@ -107,8 +116,10 @@ def test_other_inputs_than_named_are_refused(tmp_path):
 
 def test_questions_from_the_training_are_refused(tmp_path):
     """A held-out set that is, token by token, the training's own is found by its fingerprints."""
-    spec, _ = scored(tmp_path, target_seed=1)
-    with pytest.raises(GradientError, match="that it does"):
+    spec, _ = scored(tmp_path)
+    digest = TokenStore.open(tmp_path / "tokens").digest
+    spec = with_extra(spec, target="../tokens", target_digest=digest)
+    with pytest.raises(HeldOutError, match="of target with the tokens"):
         run(spec, tmp_path / "scores")
 
 

@@ -144,6 +144,21 @@ def test_the_ceiling_is_what_perfect_scores_reach():
     noise = reliability(rng.normal(size=(4, 100, 30)), rng, draws=50)
     assert not noise.split_half.distinct
     assert noise.ceiling < 0.2
+    assert noise.ceiling_one < 0.2
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_the_ceiling_of_one_seed_is_lower_and_in_closed_form(seeds):
+    """Signal and noise of equal variance: normal seeds correlate by 1/2, ranks by 6/pi asin(1/4); perfect scores reach 6/pi asin(sqrt(1/8)) on one seed."""
+    rng = np.random.default_rng(8)
+    scores_QN, member_MN, clean_MQ = linear_world(rng, queries=80, records=60, subsets=600)
+    loss_RMQ = clean_MQ + clean_MQ.std(0) * rng.normal(size=(seeds, *clean_MQ.shape))
+    found = reliability(loss_RMQ, rng, draws=10)
+    assert found.ceiling_one == pytest.approx(np.sqrt(6 / np.pi * np.arcsin(1 / 4)), abs=0.015)
+    reached = spearman_rows(predicted(scores_QN, member_MN), -loss_RMQ[0].T).mean()
+    assert reached == pytest.approx(6 / np.pi * np.arcsin(np.sqrt(1 / 8)), abs=0.015)
+    assert found.ceiling_one == pytest.approx(reached, abs=0.02)
+    assert found.ceiling > found.ceiling_one + 0.05, "that of the mean would be too high a bar"
 
 
 def test_worthless_records_are_not_distinct_from_zero():

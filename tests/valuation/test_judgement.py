@@ -13,11 +13,11 @@ from provenance.canonical import jcs
 from trainer.data import write_tokens
 from trainer.spec import BatchSpec, ModelSpec, OptimSpec
 from valuation.detection import noise_tokens
-from valuation.errors import EvaluationError, GradientError
+from valuation.errors import EvaluationError, GradientError, HeldOutError
 from valuation.evaluation import Estimate, spearman_rows
 from valuation.influence import dot
 from valuation.influence.scores import TokenSet
-from valuation.judgement import Effort, estimate_of, judge, refuse_overlap, verdict_of
+from valuation.judgement import Effort, estimate_of, judge, verdict_of
 from valuation.judging import contradictions, rows_of
 from valuation.subsets import Setting, fit_subset, retrain_subsets
 
@@ -102,7 +102,7 @@ def test_a_target_in_the_training_data_is_refused(world):
     leaky = dataclasses.replace(setting, target=folder / "leak", target_digest=digest)
     train, queries = (TokenSet.of(store, 20) for store in leaky.stores())
     model = fit_subset(setting, np.ones(48, bool), 0).model
-    with pytest.raises(EvaluationError, match="1 of 3 that are, the first at index 1"):
+    with pytest.raises(HeldOutError, match=r"got 1 of target .*\('target', 1, \d+\)"):
         judge(dot.scores(model, train, queries), leaky, folder, Effort(subsets=10))
 
 
@@ -175,23 +175,14 @@ def test_a_removal_curve_of_true_values_rises_above_the_random_one(world):
     assert add.against_random("top")[0].estimate < 0 < add.against_random("bottom")[0].estimate
 
 
-def test_a_short_text_in_both_sets_is_a_coincidence(world):
-    """Two equal texts of fewer than 16 tokens don't stop the judge, of 16 they do."""
-    setting, _, folder, rows = world
-    for length, refused in ((15, False), (16, True)):
-        tag = f"short{length}"
-        both = [[*rows[0][: length - 1], VOCAB - 1]]
-        train = write(folder / tag, tag, [*both, *rows[1:]])
-        target = write(folder / f"{tag}-t", f"{tag}-t", both)
-        other = dataclasses.replace(
-            setting, train=folder / tag, train_digest=train, target=folder / f"{tag}-t", target_digest=target
-        )  # fmt: skip
-        sets = [TokenSet.of(store, 20) for store in other.stores()]
-        if refused:
-            with pytest.raises(EvaluationError, match="1 of 1 that are"):
-                refuse_overlap(*sets)
-        else:
-            refuse_overlap(*sets)
+def test_a_curves_held_out_set_is_looked_at_before_anything_is_trained(world):
+    """A clean target and a leaky second set: the judge stops with no file in the bank."""
+    setting, scores, folder, rows = world
+    digest = write(folder / "leaky-test", "leaky-test", [rows[9], rows[0][1:]])
+    test = dataclasses.replace(setting, target=folder / "leaky-test", target_digest=digest)
+    with pytest.raises(HeldOutError, match=r"got 1 of test .*\('test', 0, \d+\)"):
+        judge(scores, setting, folder / "untouched", Effort(subsets=10), test=test)
+    assert not (folder / "untouched").exists()
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from trainer.layout import Layout
 from trainer.shape import ModelSpec
 from trainer.spec import BatchSpec, save_run
 from valuation import passes
-from valuation.errors import GradientError
+from valuation.errors import GradientError, HeldOutError
 from valuation.influence import Scores, TokenSet, ekfac
 from valuation.influence.pairing import Pass
 from valuation.store import Stored
@@ -160,7 +160,7 @@ def test_settings_that_cannot_be_meant_are_refused(tmp_path, extra, message):
 def test_held_out_text_that_is_trained_on_is_refused(tmp_path):
     """Found by the tokens' fingerprint, though index and id differ."""
     run, directory = start(tmp_path, "leak", query_seed=0)  # the records' own seed
-    with pytest.raises(GradientError, match="among the records"):
+    with pytest.raises(HeldOutError, match="got 3 of queries"):
         passes.run(run, directory)
     layout = Layout(dp_shard=2)
     run, directory = start(tmp_path, "sliced", layout=layout)

@@ -23,13 +23,13 @@ CHOICES = 40
 MODEL = ModelSpec(vocab_size=VOCAB, num_layers=1, dim=8, num_heads=2, num_kv_heads=1, ffn_dim=16)
 
 
-def tokens(folder, kinds, seed):
+def tokens(folder, kinds, seed, length=20):
     """Texts that count in steps, lot after lot: a later delivery stands behind what was there."""
     rows = []
     for place, step in enumerate(kinds):
         rng = np.random.default_rng([seed, place])
         for i in range(RECORDS):
-            body = (rng.integers(VOCAB - 1) + step * np.arange(20)) % (VOCAB - 1)
+            body = (rng.integers(VOCAB - 1) + step * np.arange(length)) % (VOCAB - 1)
             identity = hashlib.sha256(f"{seed} {place} {i}".encode()).digest()
             rows.append((len(rows), identity, f"lot-{place}", [*body.tolist(), VOCAB - 1]))
     return write_tokens(
@@ -41,7 +41,7 @@ def bank(directory, lots):
     """Losses of all coalitions of the first lots on two targets, each by a training."""
     (directory / "run").mkdir(parents=True)
     train = tokens(directory / "tokens", KINDS[:lots], seed=1)
-    first, second = (tokens(directory / name, kinds, seed) for name, kinds, seed in (("old", (1, 2, 3), 2), ("new", (2, 3, 5), 3)))  # fmt: skip
+    first, second = (tokens(directory / name, kinds, seed, 19) for name, kinds, seed in (("old", (1, 2, 3), 2), ("new", (2, 3, 5), 3)))  # fmt: skip
     groups = [{"id": f"lot-{i}", "owners": [f"lot-{i}"]} for i in range(lots)]
     (directory / "run/groups.json").write_bytes(jcs({"groups": groups}))
     extra = {"groups": "groups.json", "target": "../old", "target_digest": first, "others": [["../new", second]], "order": ORDER}  # fmt: skip

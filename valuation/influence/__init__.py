@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from valuation.influence.scores import Binding, Scores, TokenSet, bind, refuse_overlap
+    from valuation.influence.scores import Binding, Scores, TokenSet, bind
 
-_HOME = {"scores": ("Binding", "Scores", "TokenSet", "bind", "refuse_overlap")}
+_HOME = {"scores": ("Binding", "Scores", "TokenSet", "bind")}
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["Binding", "Scores", "TokenSet", "bind", "refuse_overlap"]
+__all__ = ["Binding", "Scores", "TokenSet", "bind"]
 
 
 def __getattr__(name: str) -> Any:

@@ -36,8 +36,9 @@ from trainer.journal import RESULT_FILE, write_result
 from trainer.spec import run_digest
 from valuation.errors import GradientError
 from valuation.evaluation import record_values
+from valuation.heldout import refuse_overlap, texts
 from valuation.influence import ekfac
-from valuation.influence.scores import TELLING, TokenSet
+from valuation.influence.scores import TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -66,7 +67,8 @@ def run(spec: RunSpec, directory: Path) -> int:
         EXIT_DONE.
 
     Raises:
-        GradientError: settings that can't be meant, fewer than two queries, or queries among the training records.
+        GradientError: settings that can't be meant, or fewer than two queries.
+        HeldOutError: queries among the training records.
         DataError: tokens, target or tokenizer are not those named.
         CheckpointError: the checkpoint is not the one named.
     """
@@ -92,7 +94,8 @@ def run(spec: RunSpec, directory: Path) -> int:
         raise GradientError(
             f"target: expected 2 or more records of 2 or more tokens, got {len(queries.records)}; hold more out"
         )
-    refuse_overlap(store, queries, excluded)
+    kept = [int(i) for i in store.live_N if store.record_id(int(i)) not in excluded]
+    refuse_overlap(texts(store, kept), {"target": queries.texts()})
     found = ekfac.scores(initial_model(spec, directory).eval(), train, queries)
     documents = sum(store.record_id(int(i)) not in excluded for i in store.live_N)
     found.save(directory / SCORES_FOLDER)
@@ -144,33 +147,6 @@ def sample(
     )
     filled = np.cumsum(store.lengths_N[ordered])
     return ordered[: max(least, int(np.searchsorted(filled, num_tokens, side="right")))]
-
-
-def refuse_overlap(
-    store: TokenStore, queries: TokenSet, excluded: Collection[bytes] = frozenset()
-) -> None:
-    """No query of 16 tokens or more may be, token by token, a training record.
-
-    Raises:
-        GradientError: one is; names how many and the first.
-    """
-
-    def fingerprint(tokens: Any) -> bytes:
-        return hashlib.sha256(np.ascontiguousarray(tokens, dtype="<u4").tobytes()).digest()
-
-    lengths = {len(tokens) for *_, tokens in queries.records if len(tokens) >= TELLING}
-    candidates = [int(i) for i in store.live_N if int(store.lengths_N[int(i)]) in lengths]
-    seen = {fingerprint(store.tokens(i)) for i in candidates if store.record_id(i) not in excluded}
-    again = [
-        index
-        for index, _, tokens in queries.records
-        if len(tokens) in lengths and fingerprint(tokens) in seen
-    ]
-    if again:
-        raise GradientError(
-            f"target: expected records that the training doesn't hold, got {len(again)} that it does, "
-            f"the first at index {again[0]}; hold other records out"
-        )
 
 
 def record_table(scores: Scores, labels_Q: NDArray[np.int64]) -> dict[str, Any]:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 SCORES_FILE, ARRAYS_FILE = "scores.json", "scores.npz"
-TELLING = 16
-"""Tokens from which on two equal texts are a copy and no coincidence."""
 Record = tuple[int, bytes, "NDArray[Any]"]
 """(corpus index, record id, tokens), as `trainer.data.pack` takes it."""
 
@@ -98,6 +96,10 @@ class TokenSet:
         """Predicted tokens of each record: all but the first."""
         return np.array([max(len(tokens) - 1, 0) for *_, tokens in self.records], dtype=np.int64)
 
+    def texts(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """(index, tokens) of each record, as `valuation.heldout` takes them."""
+        return ((index, tokens) for index, _, tokens in self.records)
+
     def take(self, place_M: Sequence[int] | NDArray[np.int64]) -> TokenSet:
         """The records at these places as a set of their own."""
         chosen = tuple(self.records[int(place)] for place in place_M)
@@ -146,36 +148,6 @@ class TokenSet:
             state.update(record_id)
             state.update(np.ascontiguousarray(tokens, dtype="<u4").tobytes())
         return state.hexdigest()
-
-
-def refuse_overlap(train: TokenSet, queries: TokenSet) -> None:
-    """Refuse queries that stand among the training records: their loss says nothing about held-out text.
-
-    Found by fingerprint of the tokens, so also under another id, owner or index. Copies with edits are not found:
-    `valuation.clusters` finds those.
-
-    Args:
-        train: training records.
-        queries: what should be held out.
-
-    Raises:
-        GradientError: how many queries are records, and the indices of the first.
-    """
-    known = {_fingerprint(tokens): index for index, _, tokens in train.records}
-    twice = [
-        (index, known[print_])
-        for index, _, tokens in queries.records
-        if (print_ := _fingerprint(tokens)) in known
-    ]
-    if twice:
-        raise GradientError(
-            f"queries: expected text that isn't trained on, got {len(twice)} of {len(queries.records)} among the "
-            f"records; (query index, record index): {twice[:5]}; leave them out of one side"
-        )
-
-
-def _fingerprint(tokens: NDArray[Any]) -> bytes:
-    return hashlib.sha256(np.ascontiguousarray(tokens, dtype="<u4").data).digest()
 
 
 @dataclass(frozen=True, slots=True)
