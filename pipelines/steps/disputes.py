@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
@@ -62,9 +63,9 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     found = price_list(site, values["unattributed_nano"], buyer)
     if prices and not prices["skipped"] and found is not None:
         frame = pl.read_parquet(table_of(site, "prices", buyer))
-        paid = dict(zip(frame["subject"], frame["price_microunits"], strict=True))
-        wrong = [row.subject for row in found.rows if paid.get(row.subject) != row.price_microunits]
-        said = f"{len(found.rows)} prices by rule {found.rule_digest[:16]}"
+        paid = {subject: amounts for subject, *amounts in frame.select("subject", "price_microunits", "held_microunits").iter_rows()}  # fmt: skip
+        wrong = [row.subject for row in found.rows if paid.get(row.subject) != [row.price_microunits, row.held_microunits]]  # fmt: skip
+        said = f"{len(found.rows)} prices and what is held back of them by rule {found.rule_digest[:16]}"
         findings.append(("prices", not wrong, said + (f"; {wrong[0]} differs" if wrong else "")))
         early = prices["rule_before_values"]
         findings.append(("rule", early, f"entry {prices['rule_entry']}, before the values" if early else "entered after the values"))  # fmt: skip
@@ -112,7 +113,7 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
     import numpy as np
 
     from pipelines.steps.pricing import owners_of
-    from valuation import sample_orders, to_nano
+    from valuation import owner_intervals, sample_orders, to_nano
     from valuation.bank import load_seeds
     from valuation.intervals import value_rows
 
@@ -124,26 +125,41 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
         orders = sample_orders(
             num, site.size.permutations, np.random.default_rng(plan["seeds"]["orders"])
         )
-    group, *_ = lot_values(banks, orders)
+    group, gains_KQ, variance_K = lot_values(banks, orders)
     lot_rows = to_nano(value_rows(group, banks[0].groups, target="target_value"))
-    made = {("lot", row.subject_id): row.value_nano for row in lot_rows}
-    errors = {row.subject_id: (row.se_nano, row.ci_low_nano, row.ci_high_nano) for row in lot_rows}
-    made |= {("owner", row.subject_id): row.value_nano for row in owners_of(valued, lot_rows).rows}
+    again = {}
+    for kind in {"owners", "entities"} & valued.values.keys():
+        tokens_OK = np.array([row["tokens"] for row in valued[kind]])
+        each = owner_intervals(gains_KQ, tokens_OK, banks[0].tokens_Q, order_variance_K=variance_K)
+        columns = zip(each.values_n, each.se_n, each.ci_low_n, each.ci_high_n, strict=True)
+        again[kind] = [
+            row | dict(zip(("value", "se", "low", "high"), map(float, found), strict=True))
+            for row, found in zip(valued[kind], columns, strict=True)
+        ]
+    held = owners_of(dataclasses.replace(valued, values={**valued.values, **again}), lot_rows)
+    numbers = ("value_nano", "se_nano", "ci_low_nano", "ci_high_nano")
+    made = {
+        ({"group": "lot"}.get(row.subject_kind, row.subject_kind), row.subject_id): tuple(getattr(row, name) for name in numbers)
+        for row in (*lot_rows, *held.rows, *held.entities)
+    }  # fmt: skip
     published = {
-        (row["subject_kind"], row["subject_id"]): row["value_nano"]
-        for row in table.filter(table["subject_kind"].is_in(["lot", "owner"])).iter_rows(named=True)
-    }
-    # A nano of slack: sums of floats may be rounded differently by another processor.
-    wrong = [name for name in made.keys() | published.keys() if abs(made.get(name, 10**18) - published.get(name, -(10**18))) > 1]  # fmt: skip
-    # The lower end is what an uncertainty-aware rule pays by, so errors are recomputed as well: of lots, which owners' shares follow.
-    lots = table.filter(table["subject_kind"] == "lot").iter_rows(named=True)
-    for row in lots:
-        stated = (row["se_nano"], row["ci_low_nano"], row["ci_high_nano"])
-        again = errors.get(row["subject_id"], (None,) * 3)
-        if any(a is None or b is None or abs(a - b) > 2 for a, b in zip(again, stated, strict=True)):  # fmt: skip
-            wrong.append(("error", f"{row['subject_id']}'s standard error or interval"))
-    said = f"{num} lots and {len(made) - num} owners recomputed from the bank of {len(banks)} seeds, with the lots' errors"
+        (row["subject_kind"], row["subject_id"]): tuple(row[name] for name in numbers)
+        for row in table.filter(table["subject_kind"].is_in(["lot", "owner", "entity"])).iter_rows(named=True)
+    }  # fmt: skip
+    # The lower end is what an uncertainty-aware rule pays by, so errors are recomputed as well as values.
+    wrong = [name for name in sorted(made.keys() | published.keys()) if not _near(made.get(name), published.get(name))]  # fmt: skip
+    counted = Counter(kind for kind, _ in made)
+    told = " and ".join(f"{counted[kind]} {kind}s" for kind in ("lot", "owner") if counted[kind])
+    told += f" and {counted['entity']} legal entities" if counted["entity"] else ""
+    said = f"{told} recomputed from the bank of {len(banks)} seeds, with their errors"
     return ("values", not wrong, said + (f"; {wrong[0][1]} differs" if wrong else ""))
+
+
+def _near(ours: Any, stated: Any) -> bool:
+    """Whether value and errors are the same to two nano: sums of floats may be rounded differently by another processor."""
+    if ours is None or stated is None:
+        return False
+    return all(a == b or (None not in (a, b) and abs(a - b) <= 2) for a, b in zip(ours, stated, strict=True))  # fmt: skip
 
 
 def _again(site: "Site", directory: "Path", count: int) -> list[Finding]:

@@ -132,8 +132,15 @@ def _disputed(site: Site, sampled: Result) -> None:
     pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
     table = pl.read_parquet(site.home.table("values"))
     assert disputes._values(site, sampled, table, 0)[1]
-    changed = table.with_columns(ci_low_nano=pl.col("ci_low_nano") + 1000)
-    assert not disputes._values(site, sampled, changed, 0)[1]
+    for kind in ("lot", "owner"):
+        lower = pl.when(subject_kind=kind).then(pl.col("ci_low_nano") + 1000).otherwise("ci_low_nano")  # fmt: skip
+        assert not disputes._values(site, sampled, table.with_columns(ci_low_nano=lower), 0)[1]
+    low = sampled["owners"][0]["low"]
+    sampled["owners"][0]["low"] += 1e-3  # what the table's rows of owners were made from
+    pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
+    assert not disputes._values(site, sampled, pl.read_parquet(site.home.table("values")), 0)[1]
+    sampled["owners"][0]["low"] = low
+    pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
     _, holds, said = disputes._bank(site, sampled, 0)
     assert holds
     assert f"{sampled['update']['predicted']} of them predicted" in said
