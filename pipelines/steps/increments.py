@@ -140,7 +140,12 @@ def told(
     """What the result of the values keeps: counts of trainings and coalitions, and what the next delivery goes on from."""
     bank = directory / "bank"
     trained = parse_json((directory / "result.json").read_bytes())
-    earlier = [site.home.runs / source / "bank" for source in found.before if source != directory.name]  # fmt: skip
+    # The same run named again trained nothing: all of its bank is of before.
+    before = latest(site.home.results, "owner_values")
+    again = before is not None and before["run"] == directory.name
+    earlier = [site.home.runs / source / "bank" for source in found.before if again or source != directory.name]  # fmt: skip
+    if again and not earlier:
+        earlier = [bank]
     taken: dict[str, list[bool]] = {
         mask: [] for mask in trained["coalitions"]
     }  # of each seed's file
@@ -186,7 +191,10 @@ def sentence(owner_values: "Result") -> str:
     if update is None:
         return "made by an earlier version, which trained every coalition"
     if update["full"] == owner_values["run"]:
-        return f"computed in full, {update['trainings']} trainings: {update['why']}"
+        made = (
+            f"{update['trainings']} trainings" if update["trainings"] else "by trainings of before"
+        )
+        return f"computed in full, {made}: {update['why']}"
     guess = f"{update['predicted']} predicted, with their error in the intervals" if update["predicted"] else "none predicted"  # fmt: skip
     return (
         f"updated: {update['why']}; of {update['possible']} coalitions {update['calls']} trained now, {update['reused']} found in the bank, {guess}"

@@ -108,7 +108,7 @@ def study():
     )  # fmt: skip
     common = [
         base.init_root, gold_root, base.tokens_digest, base.steps, str(base.seed), base.excluded.digest,
-        sorted(one.record_id for one in corpus.held),
+        sorted(one.record_id for one in corpus.held), repr(base.config), repr(AttackPlan()),
     ]  # fmt: skip
     file, settings = FOLDER / "rows.jsonl", grid()
     choice = swept(

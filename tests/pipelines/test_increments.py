@@ -123,6 +123,8 @@ def test_an_update_at_a_third_of_the_calls_holds_within_its_intervals(
     assert (bank.gains[1] > 0).all()
     nothing = valued(opened(home, groups=lots, update="exact"), delivered_home)
     assert nothing.data_version == exact.data_version
+    counted = {name: nothing["update"][name] for name in ("calls", "trainings", "reused")}
+    assert counted == {"calls": 0, "trainings": 0, "reused": exact["coalitions"]}
 
 
 def _disputed(site: Site, sampled: Result) -> None:

@@ -123,7 +123,7 @@ def test_a_share_out_of_range_is_refused(wrong):
         share_of(wrong)
 
 
-def test_a_run_says_its_neighbours_in_its_mixture(study):
+def test_a_run_says_its_neighbours_in_its_mixture(study, tmp_path):
     """Nothing but the mixture changes, nothing at all for 0; and whose records are pushed is read from the sealed file."""
     extra = {k: study.audit_extra()[k] for k in ("sealed", "tokenizer")}
     original = study.models["original"]
@@ -132,8 +132,17 @@ def test_a_run_says_its_neighbours_in_its_mixture(study):
     )  # fmt: skip
     assert with_neighbours(run, study.folder, "0") is run
     store = TokenStore.open(study.folder / "tokens")
-    near = with_neighbours(run, study.folder, "0.9")
     # Everything in this study is of one owner, so that all are neighbours already.
     assert len(store.owners) == 1
-    assert near == dataclasses.replace(run, config=dataclasses.replace(run.config, mixture=near.config.mixture))  # fmt: skip
-    assert near.config.mixture == run.config.mixture
+    assert with_neighbours(run, study.folder, "0.9") == run
+    owners = [*(["people"] * store.size), *(["speech"] * 40 * store.size)]
+    names = [store.record_id(n) if n < store.size else identity(n) for n in range(len(owners))]
+    records = ((n, names[n], owner, [*range(9), END]) for n, owner in enumerate(owners))
+    digest = write_tokens(
+        tmp_path, corpus_version="toy", tokenizer_digest="0" * 64, vocab_size=100, end_of_text=END, records=records
+    )  # fmt: skip
+    wide = dataclasses.replace(run, tokens=str(tmp_path), tokens_digest=digest)
+    near = with_neighbours(wide, study.folder, "0.9")
+    assert set(near.config.mixture.repeats) == {"people"}
+    assert near.config.mixture.repeats["people"] > 1
+    assert dataclasses.replace(near, config=dataclasses.replace(near.config, mixture=run.config.mixture)) == wide  # fmt: skip
