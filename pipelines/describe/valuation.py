@@ -1,6 +1,6 @@
 """What the valuation group shows in the web UI."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelines.describe.corpus import parquet_schema
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipelines.reports.drawings import Drawing
     from pipelines.results import Result
     from pipelines.site import Site
+    from pipelines.steps.owners import Bank
 
 
 def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
@@ -162,6 +163,7 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
         "values": table_md(["lot", "owners", "value, nats", "standard error", "of it by seeds", "low", "high", "against zero"], rows),
         **plots(owner_bars(owners_worth(result, {})), coverage_bars(bank.coverage())),
         **(plots(narrowing_lines(narrowing)) if isinstance(narrowing, Narrowing) else {}),
+        **_lot_checks(bank, [group["id"] for group in groups]),
         "chart": plot_md(chart, "value of each lot with its interval"),
         "errors": spread_words(len(result["seeds"]), base="base" in plan.values), "seeds": ", ".join(map(str, result["seeds"])),
         "method": result["method"], "coalitions": result["coalitions"], "loss, nobody": result["loss_empty"],
@@ -170,6 +172,27 @@ def owner_values(site: "Site", plan: "Result", result: "Result") -> Mapping[str,
         "what was trained": increments.sentence(result), **increments.counts(result),
         **({"base model": plan["base"]["root"]} if "base" in plan.values else {}),
         **({"bank": result["remade"]} if "remade" in result.values else {}),
+    }  # fmt: skip
+
+
+def _lot_checks(bank: "Bank", lots: Sequence[str]) -> dict[str, Any]:
+    """What the bank says of its own values: lots left out, paths by value, agreement of seeds."""
+    from pipelines.reports.drawings import adding_lines
+    from pipelines.reports.parts import NotAvailable
+    from valuation.intervals import zero_words
+
+    found = bank.checks()
+    if isinstance(found, NotAvailable):
+        return {"checks from the bank": f"not available: {found.reason}"}
+    out = found.left_out
+    columns = zip(lots, out.values_n, out.ci_low_n, out.ci_high_n, strict=True)
+    rows = [[lot, float(value), float(low), float(high), zero_words(float(low), float(high))] for lot, value, low, high in columns]  # fmt: skip
+    agreed = found.over_seeds
+    return {
+        **plots(adding_lines(found.best_first, found.worst_first, found.mean_order)),
+        "loss without each lot, less the loss of all": table_md(["lot", "nats", "low", "high", "against zero"], rows),
+        "rank correlation of values and left out": found.rank_correlation,
+        "rank correlation of values between seeds": f"mean {agreed.mean_rank_correlation:.2f}, least {agreed.worst_rank_correlation:.2f}" if agreed else "one seed",
     }  # fmt: skip
 
 

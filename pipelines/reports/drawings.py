@@ -236,6 +236,24 @@ def narrowing_lines(part: Narrowing) -> Drawing:
     )
 
 
+def adding_lines(best: Sequence[float], worst: Sequence[float], mean: Sequence[float]) -> Drawing:
+    """Loss as lots are added by value, and by the mean of all orders."""
+    sizes = tuple(range(len(mean)))
+    lines = [
+        charts.Line(label="least valued first", x=sizes, y=tuple(worst)),
+        charts.Line(label="mean of all orders", x=sizes, y=tuple(mean)),
+        charts.Line(label="most valued first", x=sizes, y=tuple(best)),
+    ]
+    told = "; ".join(f"{size} lots: {b:.4f}, {m:.4f}, {w:.4f}" for size, b, m, w in zip(sizes, best, mean, worst, strict=True))  # fmt: skip
+    return Drawing(
+        draw=charts.lines(lines, "lots trained on", "loss on the target, nats per token"),
+        title="Lots added and removed by value",
+        told=f"Line chart; most valued first, mean of all orders, least valued first: {told}.",
+        caption="Loss with so many lots, from the bank, every point really trained. Read from the right, lots are taken away: along the upper line the most valued first.",
+        height=2.6,
+    )
+
+
 def strip_ribbons(rows: Sequence[Strip]) -> Drawing:
     """Where in a record the surprise sits."""
     told = "; ".join(f"{r.record[:10]} of {r.owner}: mean {sum(r.bits) / len(r.bits):.2f} bits per token" for r in rows)  # fmt: skip

@@ -18,6 +18,7 @@ from pipelines.steps.increments import sentence
 if TYPE_CHECKING:
     from pipelines.results import Result
     from pipelines.site import Site
+    from valuation.leaving import LotChecks
 
 STRIPS = 8
 """Owners that a strip is drawn for."""
@@ -177,6 +178,18 @@ class Bank:
 
         gains_KQ, variance_K = lot_gains(self.nll, self.num, self.orders, self.tokens_Q)
         return gains_KQ, variance_K if self.variance_K is None else variance_K + self.variance_K
+
+    def checks(self) -> "LotChecks | NotAvailable":
+        """The values of lots held against the bank itself."""
+        from valuation.leaving import lot_checks
+
+        if self.predicted_C is not None or self.orders is not None:
+            return NotAvailable(reason="not every coalition was trained")
+        if self.num < 2:
+            return NotAvailable(reason="one lot can't be held against another")
+        gains, _ = self.gains
+        by_seed = gains if gains.ndim == 3 else gains[None]
+        return lot_checks(self.nll, by_seed.sum(axis=2) / self.tokens_Q.sum(), self.tokens_Q)
 
     def lot_of_leaf(self) -> Any:
         """Lot of every leaf, as the run was given it."""

@@ -11,6 +11,7 @@ import pytest
 from graph_based import LATER
 from graph_commands import environment, ledger, values
 
+from pipelines.reports.parts import NotAvailable
 from pipelines.results import Result, latest, store
 from pipelines.site import Site, open_site
 from pipelines.steps import corpus, disputes, increments, pricing, valuation
@@ -121,6 +122,7 @@ def test_an_update_at_a_third_of_the_calls_holds_within_its_intervals(
     bank = Bank(opened(home, groups=lots), sampled, plan)
     assert sum(row.trained for row in bank.coverage()) == old + calls
     assert (bank.gains[1] > 0).all()
+    assert bank.checks() == NotAvailable(reason="not every coalition was trained")
     nothing = valued(opened(home, groups=lots, update="exact"), delivered_home)
     assert nothing.data_version == exact.data_version
     counted = {name: nothing["update"][name] for name in ("calls", "trainings", "reused")}
