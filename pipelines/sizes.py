@@ -72,9 +72,9 @@ class Size:
     judge_curve: tuple[int, ...]
     """Percents of the scored records taken away, and given alone, most and least valued first; none: no curves."""
     groups: int
-    """Most owner groups; up to this many the Shapley value is exact."""
+    """Most lots, where `[values] lots` says nothing."""
     permutations: int
-    """Sampled permutations where there are more groups than `groups`."""
+    """Sampled orders where there are more lots than are enumerated (`increments.MOST_LOTS`)."""
     proxy_tokens: int
     """Training tokens of the full coalition of the proxy, under one seed."""
     value_seeds: int

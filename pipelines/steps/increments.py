@@ -73,6 +73,11 @@ class Grown:
         return coalitions_after(num, self.first or num, generator, 1.0 if exact else SHARE)
 
 
+def num_lots(site: "Site") -> int:
+    """Most lots of a full computation: as configured, else as the size says."""
+    return site.config.values.lots or site.size.groups
+
+
 def grown(
     site: "Site",
     target: "Result",
@@ -92,7 +97,7 @@ def grown(
     index_N, valued_N, tokens_N, personal_N = columns
     made, why = _full(site, target)
     if made is None:
-        return Grown(cut(valued_N, site.size.groups), why)
+        return Grown(cut(valued_N, num_lots(site)), why)
     run, old_leaf, share = made
     lot_N = np.full(len(index_N), -1, np.int64)
     known = index_N < len(old_leaf)
@@ -109,7 +114,7 @@ def grown(
     elif first + kinds > MOST_LOTS:
         why = f"{first + kinds} lots are more than the {MOST_LOTS} that are enumerated"
     if why:
-        return Grown(cut(valued_N, site.size.groups), why)
+        return Grown(cut(valued_N, num_lots(site)), why)
     last = latest(site.home.results, "owner_values")
     assert last is not None, "a full computation was found"
     banks, seeds = tuple(dict.fromkeys((run.name, last["run"]))), tuple(last["seeds"])
@@ -160,7 +165,7 @@ def told(
     return {
         "plan": _told_before(site)["plan"] if found.seeds else plan, "full": found.full or directory.name, "file": str(lots_file.relative_to(site.home.path)) if not found.full else _told_before(site)["file"],
         "share": list(found.share or (min(tokens, most), tokens)), "settings": _settings(site, target), "why": found.why,
-        "calls": len(taken) - reused, "trainings": sum(not one for files in taken.values() for one in files), "reused": reused, "possible": possible, "predicted": possible - len(trained["coalitions"]),
+        "calls": len(taken) - reused, "trainings": sum(not one for files in taken.values() for one in files), "reused": reused, "possible": possible, "predicted": possible - len(trained["coalitions"]) if len(found.lots.ids) <= MOST_LOTS else 0,
     }  # fmt: skip
 
 
@@ -258,7 +263,7 @@ def _settings(site: "Site", target: "Result") -> str:
     size = site.size
     return digest_of(
         {
-            "proxy": asdict(size.proxy), "budget": [size.proxy_tokens, size.rows, size.length, size.warmup, size.groups, size.value_seeds], "lr": size.lr,
+            "proxy": asdict(size.proxy), "budget": [size.proxy_tokens, size.rows, size.length, size.warmup, num_lots(site), size.value_seeds], "lr": size.lr,
             "target": target["value_digest"], "buyers": [target["buyers"][name]["digest"] for name in names_in(target)],
             "code": code_digest(_CODE), "lock": lock_digest(), "hardware": hardware_digest(), **base_inputs(site),
         }

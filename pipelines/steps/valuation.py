@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
 
-EXACT_GROUPS = increments.MOST_LOTS  # above this the value is estimated from sampled orders
-
 
 def _flat(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
     """Token arrays and texts of all live records, in leaf order."""
@@ -203,7 +201,7 @@ def owner_values_inputs(
 ) -> dict[str, Any]:
     """What the owners' values depend on."""
     return influence_inputs(site, tokens, target, plan) | {
-        "clusters": clusters.data_version, "groups": site.size.groups, "proxy_tokens": site.size.proxy_tokens,
+        "clusters": clusters.data_version, "groups": increments.num_lots(site), "proxy_tokens": site.size.proxy_tokens,
         "permutations": site.size.permutations, "seeds": value_seeds(plan), **sale_inputs(site), **entity_inputs(site),
         **({"update": site.config.values.update} if site.config.values.update != "sampled" else {}),
         **({"buyers": {name: target["buyers"][name]["digest"] for name in names_in(target)}} if names_in(target) else {}),
@@ -282,7 +280,7 @@ def owner_values(
     seeds = list(grown.seeds) or value_seeds(plan)
     num = len(lots.ids)
     orders, generator = None, np.random.default_rng(plan["seeds"]["orders"])
-    if num > EXACT_GROUPS:
+    if num > increments.MOST_LOTS:
         orders = sample_orders(num, size.permutations, generator)
     coalitions = coalitions_needed(num, orders) if orders else grown.coalitions(site, generator)
     lot_of = np.full(token_store(site, tokens).size, -1, dtype="<i8")

@@ -11,6 +11,7 @@ from pipelines.storage.errors import ConfigError
 from provenance.canonical import MAX_INTEGER
 
 UPDATES = ("sampled", "exact", "anew")
+MAX_LOTS = 32
 STATED, AGREED = "stated", "agreed"
 
 
@@ -119,6 +120,11 @@ class ValuesConfig:
         None,
         '"/srv/other-home/runs/train-0123456789ab/step-12"',
     )
+    lots: int = option(
+        "lots that the records are cut into, the players of the game: more tell owners apart better and cost more trainings; up to 8 their values are exact, "
+        "above that from sampled orders, and every delivery trains anew; 0: as many as the size says",
+        0,
+    )
     update: str = option(
         'after a delivery: "sampled" trains at most 0.3 of all coalitions (of five lots or more) and predicts the rest, "exact" trains all that the bank lacks, "anew" '
         "trains everything in new lots",
@@ -126,7 +132,9 @@ class ValuesConfig:
     )
 
     def __post_init__(self) -> None:
-        """A path that names something, and a way that is known."""
+        """A path that names something, a way that is known, and lots that there can be."""
+        if self.lots != 0 and not 2 <= self.lots <= MAX_LOTS:
+            raise ConfigError(f"[values] lots: expected 0 or 2..{MAX_LOTS}, got {self.lots}")
         if self.update not in UPDATES:
             raise ConfigError(f"[values] update: expected one of {', '.join(UPDATES)}, got {self.update!r}")  # fmt: skip
         if self.base is not None and not self.base.strip():

@@ -129,6 +129,40 @@ def test_an_update_at_a_third_of_the_calls_holds_within_its_intervals(
     assert counted == {"calls": 0, "trainings": 0, "reused": exact["coalitions"]}
 
 
+def test_more_lots_than_are_enumerated_are_valued_from_sampled_orders(
+    based_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """`[values] lots = 9` at tiny: four orders in place of 512 coalitions, wider errors, sums exact, recomputed by a dispute, and no update behind it."""
+    home = copied(based_home)
+    (home / "results/owner_values/latest.json").unlink()
+    site = opened(home)
+    config = dataclasses.replace(site.config, values=dataclasses.replace(site.config.values, lots=9))  # fmt: skip
+    site = dataclasses.replace(site, config=config)
+    found = valued(site, based_home)
+    assert (found["method"], len(found["groups"])) == ("shapley.sampled", 9)
+    assert found["coalitions"] <= 4 * 8 + 2
+    assert found["update"]["predicted"] == 0
+    assert found["efficiency_error"] < 1e-9
+    assert sum(owner["value"] for owner in found["owners"]) == pytest.approx(found["loss_empty"] - found["loss_all"])  # fmt: skip
+    plan = latest(home / "results", "evaluation_plan")
+    assert plan is not None
+    bank = Bank(site, found, plan)
+    assert (bank.gains[1] > 0).any()  # variance over orders
+    assert bank.checks() == NotAvailable(reason="not every coalition was trained")
+    _recomputed(site, found)
+    again = valued(site, based_home)
+    assert again["update"]["why"] == "9 lots are more than the 8 that are enumerated"
+    assert again.data_version == found.data_version
+
+
+def _recomputed(site: Site, found: Result) -> None:
+    """A dispute finds the published values in the bank of sampled orders."""
+    parts = [latest(site.home.results, name) for name in ("corpus", "tokens", "influence")]
+    plan = latest(site.home.results, "evaluation_plan")
+    pricing.value_table(site, *parts, found, plan)  # type: ignore[arg-type]
+    assert disputes._values(site, found, pl.read_parquet(site.home.table("values")), 0)[1]
+
+
 def _disputed(site: Site, sampled: Result) -> None:
     """The published values, and their errors with what prediction adds, are recomputed from what was trained; a changed one is found."""
     parts = [latest(site.home.results, name) for name in ("corpus", "tokens", "influence")]

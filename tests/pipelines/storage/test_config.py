@@ -105,6 +105,7 @@ def test_a_configuration_can_be_committed(config):
         ("size = 'tinny'", "did you mean 'tiny'"),
         ("format = 2", "format 2, this program knows 1"),
         ("size = [", "not TOML"),
+        ("[values]\nlots = 1", "expected 0 or 2..32, got 1"),
         ('[pricing]\nresell = "yes"', '"stated" or "agreed", got \'yes\''),
         ('[owners.ada]\nresell = "no"', '"agreed" or "", got \'no\''),
         ("[pricing]\npool_microunits = 1.5", "expected an integer"),
