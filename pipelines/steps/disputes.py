@@ -152,7 +152,11 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
     told = " and ".join(f"{counted[kind]} {kind}s" for kind in ("lot", "owner") if counted[kind])
     told += f" and {counted['entity']} legal entities" if counted["entity"] else ""
     said = f"{told} recomputed from the bank of {len(banks)} seeds, with their errors"
-    return ("values", not wrong, said + (f"; {wrong[0][1]} differs" if wrong else ""))
+    return (
+        "values",
+        not wrong,
+        said + (f"; {wrong[0][1]}'s value, standard error or interval differs" if wrong else ""),
+    )
 
 
 def _near(ours: Any, stated: Any) -> bool:

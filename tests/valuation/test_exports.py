@@ -15,7 +15,7 @@ import valuation
 ROOT = Path(valuation.__file__).parents[1]
 PUBLIC = [
     "ClusterError", "Clusters", "EmpiricalEntropy", "EvaluationError", "Game", "GradientError", "GroupError",
-    "GroupValues", "Information", "KnnValues", "Lots", "Memo", "NanoRow", "Orders", "OwnerGroup", "OwnerValues",
+    "GroupValues", "HeldOutError", "Information", "KnnValues", "Lots", "Memo", "NanoRow", "Orders", "OwnerGroup", "OwnerValues",
     "PriceList", "PriceRow", "PriceRule", "PricingError", "ProxyError", "Quality", "ResultError", "SampledValues",
     "Sampler", "Stopping", "Tally", "TokensError", "UtilityError", "ValuationError", "ValueRow", "additive",
     "airport", "apportion", "banzhaf_weights", "beta_weights", "bigram_surprisal", "cluster", "coalitions_needed",

@@ -77,10 +77,13 @@ def controls(audits: Audits) -> Iterator[Assertion]:
     yield Assertion("A5", control.holds, control.detail)
     # A PASS needs three distinct gold models: the audited one stands among them. Its distance from itself is none, which the envelope over
     # gold models can't use to its favour; each against the remaining ones is a control of every audit.
-    identity = audits.audit(audits.golds[0], audits.golds)
+    # Of few people a gold model's AUC may by luck lie too far from the others' to be decided; no processor trains all of them so.
+    asked = audits.golds[:1] if many else audits.golds
+    identity = [audits.audit(gold, audits.golds).status for gold in asked]
+    passed = Status.PASS in identity and Status.FAIL not in identity
     yield Assertion(
-        "A6", identity.status is Status.PASS and original.status is Status.FAIL,
-        f"gold audited as unlearned: {identity.status} (PASS); the original: {original.status} (FAIL)",
+        "A6", passed and original.status is Status.FAIL,
+        f"gold audited as unlearned: {', '.join(identity)} (PASS{'' if many else ' of one, FAIL of none'}); the original: {original.status} (FAIL)",
     )  # fmt: skip
 
 
