@@ -20,11 +20,13 @@ from provenance.canonical import jcs, parse_json
 from trainer.codec import to_json
 from trainer.errors import (
     AlteredCheckpointError,
+    CheckpointError,
     FormatVersionError,
     IncompleteCheckpointError,
     OtherModelError,
+    SpecError,
 )
-from trainer.spec import run_digest
+from trainer.spec import load_run, run_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,6 +129,35 @@ def verify(directory: Path, mesh: Mesh | None = None) -> Manifest:
     from trainer.watch import agreed
 
     return agreed(mesh, lambda: _verify(directory, mesh.rank, mesh.world_size))
+
+
+def ancestry(checkpoint: Path) -> tuple[list[tuple[Path, RunSpec]], bool]:
+    """The runs that made a checkpoint: its own and those that it went on from.
+
+    A run.json is believed only where its digest is the one in the manifest of the checkpoint that it is said to have made: another one put beside it
+    would name other data.
+
+    Args:
+        checkpoint: a step-N folder with its run.json beside it.
+
+    Returns:
+        Folder and specification of each run, the newest first; and whether the line goes back to a fresh model. It ends before the first
+        run or checkpoint that isn't there, isn't as it was written, or didn't make what it should have.
+    """
+    runs: list[tuple[Path, RunSpec]] = []
+    root = None
+    while True:
+        folder = checkpoint.parent
+        try:
+            made, run = verify(checkpoint), load_run(folder)
+        except (CheckpointError, SpecError, OSError):  # of another format, or gone
+            return runs, False
+        if made.run_digest != run_digest(run) or root not in (None, made.root):
+            return runs, False
+        runs.append((folder, run))
+        if run.init == "none":
+            return runs, True
+        checkpoint, root = folder / run.init, run.init_root
 
 
 def check_run(directory: Path, manifest: Manifest, run: RunSpec) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.manifest import ancestry
 from unlearning.ensemble import read_ensemble
 from unlearning.errors import LineageError
 
@@ -70,9 +71,7 @@ def check_lineage(
                 )
     ids = {bytes.fromhex(one) for one in forgotten if re.fullmatch(r"[0-9a-f]{64}", one)}
     listed = [(role, folder, read_ensemble(folder)) for role, folder, _ in models]
-    runs = [
-        (role, _run_of(folder), folder.parent) for role, folder, parts in listed if parts is None
-    ]
+    runs = [(role, _run_of(folder), folder) for role, folder, parts in listed if parts is None]
     unchecked = [] if ledger is not None else ["whether the ledger knows the checkpoints: nobody looked"]  # fmt: skip
     if not ids:
         unchecked.append("whether the models saw the records: their ids are no record ids")
@@ -169,26 +168,6 @@ def _selected(weights: RecordWeights | None, ids: set[bytes]) -> set[bytes]:
     return {one for one, weight in zip(listed, weight_N.tolist(), strict=True) if weight}
 
 
-def _line(folder: Path) -> tuple[list[tuple[Path, RunSpec]], bool]:
-    """The run in a folder and those that it went on from, the newest first; and whether the line goes back to a fresh model."""
-    from trainer.errors import CheckpointError, SpecError
-    from trainer.manifest import verify
-    from trainer.spec import load_run
-
-    run, runs = load_run(folder), []
-    while True:
-        runs.append((folder, run))
-        if run.init == "none":
-            return runs, True
-        before = folder / run.init
-        try:
-            if verify(before).root != run.init_root:
-                return runs, False
-            folder, run = before.parent, load_run(before.parent)
-        except (CheckpointError, SpecError, OSError):  # of another format, or gone
-            return runs, False
-
-
 def _reached(runs: Sequence[tuple[Path, RunSpec]], ids: set[bytes]) -> set[bytes]:
     """Those of some records that stand in a window of a step of one of some runs."""
     from trainer.inputs import batch_plan
@@ -213,7 +192,7 @@ def _require_shards(role: str, folders: Sequence[Path], ids: set[bytes]) -> list
     for checkpoint in folders:
         if _run_of(checkpoint) is None:
             return [f"the {role} model's data: a constituent has no run file beside it"]
-        runs, whole = _line(checkpoint.parent)
+        runs, whole = ancestry(checkpoint)
         known &= whole
         try:
             trained |= _held(runs, ids)
@@ -228,10 +207,10 @@ def _require_shards(role: str, folders: Sequence[Path], ids: set[bytes]) -> list
         raise LineageError(
             f"the {role} ensemble was trained on {len(trained)} of the {len(ids)} forgotten records: leave them out of its shards"
         )
-    return [] if known else [f"the {role} model's data: a constituent goes on from a checkpoint whose run can't be read"]  # fmt: skip
+    return [] if known else [f"the {role} model's data: a run of a constituent can't be read, or didn't make its checkpoint"]  # fmt: skip
 
 
-def _require_data(role: str, folder: Path, ids: set[bytes]) -> tuple[list[str], list[str]]:
+def _require_data(role: str, checkpoint: Path, ids: set[bytes]) -> tuple[list[str], list[str]]:
     """Original: all records were trained on. Gold: none was. Both with the runs that they went on from.
 
     Returns:
@@ -239,7 +218,7 @@ def _require_data(role: str, folder: Path, ids: set[bytes]) -> tuple[list[str], 
     """
     from trainer.errors import DataError
 
-    runs, whole = _line(folder)
+    runs, whole = ancestry(checkpoint)
     try:
         trained = _held(runs, ids)
         reached = _reached(runs, trained) if role == "original" else set[bytes]()
@@ -250,7 +229,7 @@ def _require_data(role: str, folder: Path, ids: set[bytes]) -> tuple[list[str], 
             raise LineageError(
                 f"gold was trained on {len(trained)} of the {len(ids)} forgotten records: it is no reference; exclude them"
             )
-        return ([] if whole else ["whether gold saw the records: it goes on from a checkpoint whose run can't be read"]), []  # fmt: skip
+        return ([] if whole else ["whether gold saw the records: a run that it comes from can't be read, or didn't make its checkpoint"]), []  # fmt: skip
     if whole and not trained:
         raise LineageError(
             f"none of the {len(ids)} records is in the original's training data: there is nothing to forget; "
@@ -258,7 +237,7 @@ def _require_data(role: str, folder: Path, ids: set[bytes]) -> tuple[list[str], 
         )
     if not whole:
         before = len(ids) - len(reached)
-        return ([f"whether the original saw {before} of the {len(ids)} records: it goes on from a checkpoint whose run can't be read"] if before else []), []  # fmt: skip
+        return ([f"whether the original saw {before} of the {len(ids)} records: a run that it comes from can't be read, or didn't make its checkpoint"] if before else []), []  # fmt: skip
     if not reached:
         raise LineageError(
             f"none of the {len(ids)} records stands in a window of the original's {runs[0][1].steps} steps: there is nothing to forget"

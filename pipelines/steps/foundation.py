@@ -229,12 +229,14 @@ def problems(site: "Site", plan: "Result") -> list[str]:
 
 def _refuse_own(site: "Site", found: Foundation) -> None:
     """A base that the ledger knows: trained on tokens of this home, whatever became of the files."""
+    from trainer.manifest import ancestry
+
     own = {
         entry["body"]["tokens"]
         for entry in open_ledger(site).entries()
         if entry["kind"] == "tokens"
     }
-    for _, run in _line(found)[0]:
+    for _, run in ancestry(found.folder)[0]:
         if run.tokens_digest in own:
             raise ConfigError(
                 f"[values] base: expected a model that saw none of this home's records, got one that goes back to run {run.run}, whose tokens "
@@ -248,11 +250,12 @@ def _refuse_seen(
     """Compare every document that the base can be shown to have read; how many, and whether those were all."""
     from trainer.errors import DataError
     from trainer.inputs import load_excluded
+    from trainer.manifest import ancestry
     from trainer.store import TokenStore
 
     corpus = set(records(site, version, "fingerprint")["fingerprint"])
     held_out = _targets(site)
-    k_fp, runs, whole = corpus_keys(site).k_fp, *_line(found)
+    k_fp, runs, whole = corpus_keys(site).k_fp, *ancestry(found.folder)
     seen: set[bytes] = set()
     for folder, run in runs:
         try:
@@ -280,28 +283,6 @@ def _refuse_seen(
                 "take a base that was trained without them, or take them out of the deliveries or the target"
             )
     return len(seen), whole
-
-
-def _line(found: Foundation) -> tuple[list[tuple[Path, "RunSpec"]], bool]:
-    """The run of a base and those that it went on from, the newest first; and whether the line goes back to a fresh model."""
-    from trainer.errors import CheckpointError, SpecError
-    from trainer.manifest import verify
-    from trainer.spec import load_run, run_digest
-
-    folder, run, runs = found.folder.parent, found.run, []
-    while True:
-        runs.append((folder, run))
-        if run.init == "none":
-            return runs, True
-        before = folder / run.init
-        try:
-            made = verify(before)
-            folder, run_before = before.parent, load_run(before.parent)
-            if made.root != run.init_root or run_digest(run_before) != made.run_digest:
-                return runs, False
-            run = run_before
-        except (CheckpointError, SpecError, OSError):  # of another format, or gone
-            return runs, False
 
 
 def _targets(site: "Site") -> set[bytes]:

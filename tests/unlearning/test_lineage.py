@@ -169,6 +169,28 @@ def test_a_line_that_ends_at_a_checkpoint_without_a_run_file_is_unchecked(record
     assert gold.startswith("whether gold saw the records: ")
 
 
+@pytest.mark.parametrize("swapped", ["its own", "of the run before"])
+def test_a_run_file_that_did_not_make_its_checkpoint_is_not_believed(records_only, short, swapped):
+    """Gold that saw everything, with a run.json beside it, or beside what it goes on from, that says otherwise: nothing is known, and nothing passes."""
+    original, gold = short
+    name = "swapped" if swapped == "its own" else "swapped-before"
+    before = records_only.folder / f"{name}-from"
+    shutil.copytree(original.parent, before)
+    saw_all = going_on(records_only, name, before / original.name, excluded=records_only.excluded())
+    on = going_on(records_only, "on", original)
+    found = models(records_only, on, saw_all)
+    with pytest.raises(LineageError, match="gold was trained on 64"):
+        check_lineage(found, ids(records_only))
+    if swapped == "its own":
+        honest = going_on(records_only, "on-gold", gold, excluded=records_only.excluded())
+        shutil.copy(honest.parent / "run.json", saw_all.parent)
+    else:
+        shutil.copy(gold.parent / "run.json", before)
+    (said,) = check_lineage(found, ids(records_only), [one for *_, one in found]).unchecked
+    assert said.startswith("whether gold saw the records: ")
+    assert "didn't make its checkpoint" in said
+
+
 def test_an_earlier_slice_counts_as_its_constituent(records_only, short, tmp_path):
     """Gold whose last slice leaves the records out, and whose slice before it did not, was trained on them."""
     from unlearning.ensemble import Constituent, root_of, write_ensemble
@@ -220,18 +242,20 @@ def test_a_shard_whose_tokens_an_earlier_erasure_took_is_known_by_its_list(
         path = records_only.folder / f"list-{role}.jsonl"
         digest = write_selection(path, dict.fromkeys(listed, MICRO), default=0)
         checkpoint = saved_run(records_only, f"listed-{role}", steps=2, rows=8, selection=Selection(file=f"../{path.name}", digest=digest))  # fmt: skip
-        run = checkpoint.parent / "run.json"
-        tokens = json.loads(run.read_text())["tokens"]
-        run.write_text(run.read_text().replace(f'"{tokens}"', f'"{tokens}-gone"'))
         write_ensemble(tmp_path / role, [Constituent(0, str(checkpoint), verify(checkpoint).root)])
         found.append((role, tmp_path / role, root_of(tmp_path / role)))
     known = [digest for *_, digest in found]
-    assert check_lineage(found, ids(records_only), known) == Lineage((), ())
-    mistaken = [("gold", *found[0][1:])]
-    with pytest.raises(LineageError, match="gold ensemble was trained on 64 of the 64"):
-        check_lineage(mistaken, ids(records_only), known)
-    (records_only.folder / "list-gold.jsonl").unlink()
-    (said,) = check_lineage(found, ids(records_only), known).unchecked
+    tokens = records_only.folder / "tokens"
+    tokens.rename(tmp_path / "taken")
+    try:
+        assert check_lineage(found, ids(records_only), known) == Lineage((), ())
+        mistaken = [("gold", *found[0][1:])]
+        with pytest.raises(LineageError, match="gold ensemble was trained on 64 of the 64"):
+            check_lineage(mistaken, ids(records_only), known)
+        (records_only.folder / "list-gold.jsonl").unlink()
+        (said,) = check_lineage(found, ids(records_only), known).unchecked
+    finally:
+        (tmp_path / "taken").rename(tokens)
     assert said.startswith("the gold model's data: a constituent's tokens are not there any more")
 
 
