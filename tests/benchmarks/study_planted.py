@@ -94,7 +94,7 @@ def removal(name):
     cached = base.folder / "removal-values.npy"
     if not cached.exists():
         np.save(cached, values(setting(base)))
-    value_N, seeds = np.load(cached), (0, 1, 2, 3, 4)
+    value_N, seeds = np.load(cached), tuple(range(5, 29))  # 0 to 4 decided too little
     config = setting(base, target="target_test")
     arms = {
         arm: curve(config, value_N, arm, SHARES, seeds, BANK) for arm in ("random", "top", "bottom")
