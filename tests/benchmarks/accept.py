@@ -119,6 +119,7 @@ def of(module, function, *arguments):
 STUDIES = {
     "graph": graph,
     "magic": of("study_magic", "study"),
+    "magic-cg": of("study_magic", "solved"),
     "audit-pilot": of("study_audit", "study"),
     "audit-pilot-bpe": of("study_audit", "platform"),
     "audit-practice": of("study_practice", "study"),
@@ -128,7 +129,7 @@ STUDIES = {
     "damping-sotu": of("study_damping", "study", "sotu"),
     **{f"damping-{name}": of("study_damping", "confirm", name) for name in ("kinds", "peps")},
     **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
-    **{f"removal-{name}": of("study_planted", "removal", name) for name in ("sotu", "peps")},
+    **{f"removal-{name}": of("study_removal", "study", name) for name in ("sotu", "peps")},
     **{f"owners-{name}": of("study_owners", name) for name in ("gsm8k", "planted", "shells")},
     "owners-planted-base": of("study_bases", "study"),
     "owners-entropy": of("study_entropy", "study"),

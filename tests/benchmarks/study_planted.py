@@ -1,15 +1,13 @@
-"""Planted records, and removal: `make accept STUDY=detection-sotu`, `removal-sotu`, and the same with `peps`.
+"""Planted records: `make accept STUDY=detection-sotu` and `detection-peps`.
 
-Values are EK-FAC's, of models trained on everything, as the mean over target_value. They are judged on target_test, by models of other
-seeds.
+Values are EK-FAC's, of models trained on everything, as the mean over target_value.
 """
 
 import numpy as np
 from corpora import LENGTH, STATE, corpus, encode, excerpts, write
 from figures import record
-from setting import BANK, setting
+from setting import setting
 
-from valuation.curves import curve
 from valuation.detection import detection_auc, shuffled_tokens
 from valuation.influence import dot, ekfac
 from valuation.influence.pairing import Pass
@@ -20,7 +18,6 @@ HOW = Pass(rows=32)
 PACKAGES = ("torch", "numpy", "scipy")
 VALUE_SEEDS = (100, 101)
 PLANTED = 32
-SHARES = (0.1, 0.4)
 
 
 def edited(tokens, rng, share=0.1):
@@ -85,38 +82,4 @@ def _figure(name, label, found, what):
         "accept.jsonl", f"valuation.{label}", estimate=found.estimate, low=found.low, high=found.high, level=found.level,
         unit="AUC", n=288, seeds=list(VALUE_SEEDS), spread="Newcombe's interval over records", what=what, bar="low > 0.5",
         kind="requirement", holds=found.low > 0.5, packages=PACKAGES, note="", command=f"make accept STUDY=detection-{name}",
-    )  # fmt: skip
-
-
-def removal(name):
-    """Loss without the most helpful, the most harmful and random records."""
-    base = corpus(name, 256, 24)
-    cached = base.folder / "removal-values.npy"
-    if not cached.exists():
-        np.save(cached, values(setting(base)))
-    value_N, seeds = np.load(cached), tuple(range(5, 29))  # 0 to 4 decided too little
-    config = setting(base, target="target_test")
-    arms = {
-        arm: curve(config, value_N, arm, SHARES, seeds, BANK) for arm in ("random", "top", "bottom")
-    }
-    for arm, bar, holds in (
-        ("top", "low > 0", lambda e: e.low > 0),
-        ("bottom", "high < 0", lambda e: e.high < 0),
-    ):
-        gap = arms[arm].difference(arms["random"], 0.1)
-        record(
-            "accept.jsonl", f"valuation.removal.{name}.{arm}", estimate=gap.estimate, low=gap.low, high=gap.high, level=gap.level,
-            unit="nats per token", n=len(seeds), seeds=list(seeds), spread="Student over seeds", bar=bar, kind="requirement",
-            holds=holds(gap), what=f"loss without the {arm} 10 % less loss without a random 10 %", packages=PACKAGES, note="",
-            command=f"make accept STUDY=removal-{name}",
-        )  # fmt: skip
-    far = arms["top"].difference(arms["bottom"], 0.4)
-    table = {
-        arm: [round(float(x), 4) for x in found.loss_RF.mean(0)] for arm, found in arms.items()
-    }
-    record(
-        "accept.jsonl", f"valuation.removal.{name}.curve", estimate=far.estimate, low=far.low, high=far.high, level=far.level,
-        unit="nats per token", n=len(seeds), seeds=list(seeds), spread="Student over seeds", bar="none", kind="hypothesis",
-        holds=None, what="loss without the top 40 % less loss without the bottom 40 %; mean losses at 10 and 40 % in `table`",
-        table=table, packages=PACKAGES, note="", command=f"make accept STUDY=removal-{name}",
     )  # fmt: skip
