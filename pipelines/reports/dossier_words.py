@@ -51,6 +51,7 @@ _ACCESS = (
     ("asked/", "queries only"),
     ("shots/", "queries only, and lines to show before the question"),
     ("sampled", "queries only, many tries"),
+    ("lens", "the model's files, and some programming"),
     ("quantised/", "the model's files, rounded to fewer bits"),
     ("restored/", "the model's files, and some further training"),
     ("exposure", "the model's probabilities, and a list of candidates"),
@@ -384,7 +385,7 @@ def _would_decide(dossier: Dossier) -> list[str]:
     ]
     if audit.num_gold_seeds < MIN_GOLD_SEEDS:
         steps.append(
-            f"Audit with three reference models instead of {audit.num_gold_seeds} (size pilot or report): fewer do not show how much they differ."
+            f"Audit with three reference models instead of {audit.num_gold_seeds} ([audit] gold_models = 3 in dataworth.toml): fewer do not show how much they differ."
         )
     if isinstance(audit.membership, NotAvailable):
         steps.append(f"Membership was not tested: {audit.membership.reason}.")
