@@ -98,7 +98,7 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
             )
             for one in found.parts()
         ),
-        whole=tuple(found.whole().tolist()), null=() if null is None else tuple(null.tolist()),
+        whole=tuple(found.whole().tolist()), whole_facts=tuple(found.whole("facts").tolist()), null=() if null is None else tuple(null.tolist()),
         null_facts=() if null_facts is None else tuple(null_facts.tolist()),
         kept=tuple(
             KeptRow(

@@ -173,7 +173,7 @@ def _rate(share: str, people: int) -> Rate | NotAvailable:
     )
 
 
-def _tier(name: str, row: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> TierRow:
+def _tier(name: str, row: Mapping[str, Any], tried: Sequence[Mapping[str, Any]] = ()) -> TierRow:
     number, what, budget = TIERS[name]
     gold = [_number(value) for value in row["gold"]]
     worst = max((value for value in gold if value is not None), default=None)
@@ -196,11 +196,10 @@ def _tier(name: str, row: Mapping[str, Any], tried: Sequence[Mapping[str, Any]])
 
 def _open(row: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
     """Why a tier is open and which setting would decide it; nothing where it is decided."""
-    needed = "" if row["people_needed"] in (None, "none") else row["people_needed"]
-    people = f"{needed} people would decide (requests that wait together are audited together)"
+    people = _more_people(row)
     if row["status"] != "INCONCLUSIVE" or row["has_power"]:
-        return people if needed else ""
-    told = f"says little: the original hardly leaks under it; {people if needed else 'more people would not decide'}"
+        return people
+    told = f"says little: the original hardly leaks under it; {people or 'more people would not decide'}"
     if row["name"] == "direct":
         return f"{told}; a size that trains longer would ([training] and size in dataworth.toml)"
     if row["name"] == "fine_tune":
@@ -212,6 +211,13 @@ def _open(row: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
         f"{told}; {len(tried)} ways to demonstrate were tried on {most['people']} people who stay, and the best brought out {most['given_away']} "
         "of them; texts in the deliveries in which several people stand together would let the original leak here"
     )
+
+
+def _more_people(row: Mapping[str, Any]) -> str:
+    """How many people would decide an open endpoint, and how one comes to audit so many; nothing where that is not the question."""
+    if row["people_needed"] in (None, "none"):
+        return ""
+    return f"{row['people_needed']} people would decide (requests that wait together are audited together)"
 
 
 def _estimate(row: Mapping[str, Any], text: str) -> Estimate | NotAvailable:
@@ -237,7 +243,7 @@ def _utility(row: Mapping[str, Any] | None) -> Utility | NotAvailable:
         bound=_number(row["high"]),
         margin=float(row["margin"]),
         verdict=row["status"],
-        reason="",
+        reason=_more_people(row),
     )
 
 
@@ -261,5 +267,5 @@ def _membership(row: Mapping[str, Any] | None) -> Membership | NotAvailable:
         difference=difference,
         margin=float(row["margin"]),
         verdict=row["status"],
-        reason="",
+        reason=_more_people(row),
     )

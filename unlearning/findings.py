@@ -264,9 +264,13 @@ class Findings:
     def _unlearned(self) -> tuple[str, str]:
         return next(key[:2] for key in self._cells if key[2] == "part/all")
 
-    def whole(self) -> NDArray[np.float64]:
-        """Rise_D of the loss by distance with all parts changed."""
-        return self._by_distance((*self._unlearned(), "part/all", "applied_loss"))
+    def whole(self, score: str = "loss") -> NDArray[np.float64]:
+        """Damage_D by distance with all parts changed.
+
+        Args:
+            score: "loss" for its rise in nats per token, or "facts" for the share of own facts that are lost.
+        """
+        return self._by_distance((*self._unlearned(), "part/all", f"applied_{score}"))
 
     def null(self, score: str = "loss") -> NDArray[np.float64] | None:
         """Largest distance_D between the means of two gold models by neighbour distance; None with one gold model.

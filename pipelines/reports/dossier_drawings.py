@@ -179,6 +179,30 @@ def depth(curves: Sequence[DepthCurve], layers: int) -> Drawing:
     )
 
 
+def cka(curves: Sequence[DepthCurve], layers: int) -> Drawing:
+    """CKA-erasure layer by layer, of the models between original and gold."""
+    series = []
+    for one in curves:
+        known = [(layer + 1, value) for layer, value in enumerate(one.cka) if value is not None]
+        if known:
+            series.append(Ribbon(label=one.model, x=[layer for layer, _ in known], y=[v for _, v in known]))  # fmt: skip
+    told = "; ".join(
+        f"{one.model} " + ", ".join("unknown" if value is None else f"{value:.2f}" for value in one.cka)
+        for one in curves
+    )  # fmt: skip
+    return Drawing(
+        draw=ribbons(series, f"layer, 1 to {layers}", "CKA-erasure (1: as gold)"),
+        title="CKA-erasure, layer by layer",
+        told=f"Line chart, first layer to last: {told}.",
+        caption=(
+            "How far a layer's representation of the questions has moved from the original's towards the first gold model's: 0, no nearer to it than "
+            "the original was; 1, gold's own. The first gold model is 1 and the original 0 by definition; the other gold models show what two "
+            "retrainings reach, which is the most that can be asked of the unlearned one."
+        ),
+        height=2.6,
+    )
+
+
 def ripple(part: Engineering) -> Drawing:
     """Damage against gradient tie, one point per pair."""
     gradients = next((tie for tie in part.ties if tie.tie == "gradient_cosine"), None)
@@ -232,6 +256,9 @@ def module_map(part: Engineering, *, reverted: bool = False) -> Drawing:
 def facts_map(part: Engineering) -> Drawing:
     """Part of the model x neighbour distance: own facts of people who stay that the part's change alone loses, with the null between gold models."""
     names, table = [row.module for row in part.modules], [row.facts for row in part.modules]
+    if part.whole_facts:
+        names.append("all of them")
+        table.append(part.whole_facts)
     null = " There is one gold model only, so that it is not known what chance gives."
     if part.null_facts:
         names.append("gold vs gold (null)")
@@ -286,6 +313,8 @@ def drawings(dossier: Dossier) -> dict[str, Drawing]:
     if isinstance(part, Engineering):
         if part.depth:
             found["depth"] = depth(part.depth, part.layers)
+        if any(value is not None for one in part.depth for value in one.cka):
+            found["cka"] = cka(part.depth, part.layers)
         if part.points:
             found["ripple"] = ripple(part)
         if part.modules:

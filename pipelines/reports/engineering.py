@@ -142,6 +142,8 @@ class Engineering:
     modules: tuple[ModuleRow, ...]
     whole: tuple[float, ...]
     """Rise of the loss by distance with all parts changed."""
+    whole_facts: tuple[float, ...]
+    """Share of own facts lost by distance with all parts changed; empty in reports of before."""
     null: tuple[float, ...]
     """Largest distance between the mean losses of two gold models by neighbour distance, which is what chance gives; empty with one."""
     null_facts: tuple[float, ...]
@@ -157,9 +159,12 @@ class Engineering:
         for row in self.modules:
             if {len(row.applied), len(row.reverted), len(row.facts)} != {len(self.distances)}:
                 raise ReportError(f"module {row.module} has not {len(self.distances)} distances")
-        if not {len(self.null), len(self.null_facts)} <= {0, len(self.distances)}:
+        if not {len(self.null), len(self.null_facts), len(self.whole_facts)} <= {
+            0,
+            len(self.distances),
+        }:
             raise ReportError(
-                f"the gap between gold models has not {len(self.distances)} distances"
+                f"the whole change or the gap between gold models has not {len(self.distances)} distances"
             )
 
 

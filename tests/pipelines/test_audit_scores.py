@@ -11,7 +11,7 @@ from pipelines.reports import dossier_words as words
 from pipelines.reports.dossier import Dossier
 from pipelines.reports.dossier_page import render_dossier
 from pipelines.reports.errors import ReportError
-from tests.pipelines.dossier_sample import as_third, dossier, evidence
+from tests.pipelines.dossier_sample import as_fourth, as_third, dossier, evidence
 from tests.pipelines.report_sample import Page, audit
 from unlearning.rows import Evidence, Row, to_table
 
@@ -27,8 +27,8 @@ def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -
     made = dossier(audit=audit(tiers=(tier,), verdict="INCONCLUSIVE", side=()), evidence=evidence(metrics=(metric,)))  # fmt: skip
     text = Page(render_dossier(made)).text
     assert (
-        "Says little: the original hardly leaks under it; an attack of this kind under which it does would decide. What came out here decides nothing."
-        in text
+        "Says little: the original hardly leaks under it; more people would not decide; [audit] demonstrations = 0 in dataworth.toml finds what "
+        "makes the original talk. What came out here decides nothing." in text
     )
     assert "In-context recovery: says little" in text
     assert "? INCONCLUSIVE says little: the original hardly leaks" in text
@@ -40,7 +40,17 @@ def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -
     with pytest.raises(ReportError, match="tier 2 has no power"):
         audit(tiers=(kept,), verdict="PASS", side=(), membership=member, utility=use)
     counted = _tier("in_context", row | {"people_needed": 91})
-    assert "91 people, or an attack of this kind" in counted.reason
+    assert (
+        "91 people would decide (requests that wait together are audited together)"
+        in counted.reason
+    )
+    ways = [{"demonstrations": 3, "between": "newline", "given_away": 0, "people": 50}, {"demonstrations": 1, "between": "space", "given_away": 2, "people": 50}]  # fmt: skip
+    searched = _tier("in_context", row, ways)
+    assert (
+        "2 ways to demonstrate were tried on 50 people who stay, and the best brought out 2 of them"
+        in searched.reason
+    )
+    assert _tier("in_context", row | {"status": "PASS", "has_power": True}, ways).reason == ""
 
 
 def as_second(plain: dict) -> dict:
@@ -61,12 +71,21 @@ def as_second(plain: dict) -> dict:
     return plain | {"format": 2}
 
 
+def test_a_report_of_the_fourth_format_has_no_whole_change_in_the_map_of_facts() -> None:
+    """Format 4 is read with everything it said; the row that it hadn't is left out of map and table."""
+    old = as_fourth(json.loads(dossier().to_json()))
+    read = Dossier.from_json(json.dumps(old))
+    assert read == replace(dossier(), engineering=replace(dossier().engineering, whole_facts=()))
+    assert "all of them 18.8 %; 5.3 %" in " ".join(Page(render_dossier(dossier())).text.split())
+    assert "all of them 18.8 %" not in Page(render_dossier(read)).text
+
+
 def test_a_report_of_the_third_format_says_what_it_said() -> None:
     """Format 3 had one list for what was unchecked and what was noted: read, its sentences stay where they stood."""
     old = as_third(json.loads(dossier().to_json()))
     old["evidence"]["unchecked"] = ["nobody looked", "33 of the 320 records stand in no window"]
     read = Dossier.from_json(json.dumps(old))
-    assert (read.format, read.evidence.noted) == (4, ())
+    assert (read.format, read.evidence.noted) == (5, ())
     assert list(read.evidence.unchecked) == old["evidence"]["unchecked"]
     assert "33 of the 320 records stand in no window" in Page(render_dossier(read)).text
 
@@ -78,7 +97,11 @@ def test_reports_of_the_second_format_do_not_know_what_was_added() -> None:
     assert {one.low for one in (*read.evidence.leakage, *read.evidence.questions)} == {None}
     assert (read.evidence.forgetting, read.evidence.recovery) == (None, ())
     assert (read.engineering.gaps, read.engineering.modules[0].facts_low) == ((), ())
-    assert (read.engineering.kept, read.engineering.null_facts) == ((), ())
+    assert (read.engineering.kept, read.engineering.null_facts, read.engineering.whole_facts) == (
+        (),
+        (),
+        (),
+    )
     text = Page(render_dossier(read)).text
     assert "says little" not in text
     assert "Forgetting score: not available" in text
@@ -94,7 +117,7 @@ def test_a_report_of_the_first_format_is_read_without_basis_and_reviews() -> Non
     read = Dossier.from_json(json.dumps(old))
     bare = tuple(replace(one, basis="") for one in dossier().requests)
     assert read.requests == bare
-    assert (read.reviews, read.format) == ((), 4)
+    assert (read.reviews, read.format) == ((), 5)
     text = Page(render_dossier(read)).text
     assert "Reviewer Signature and date Next review" in text
     assert "Reviewed by" not in text
