@@ -7,13 +7,16 @@ import pytest
 
 from pipelines.audits import _tier
 from pipelines.evidence import _primary, _spreads
+from pipelines.reports import attack_words
 from pipelines.reports import dossier_words as words
 from pipelines.reports.dossier import Dossier
 from pipelines.reports.dossier_page import render_dossier
 from pipelines.reports.errors import ReportError
 from tests.pipelines.dossier_sample import as_fourth, as_third, dossier, evidence
 from tests.pipelines.report_sample import Page, audit
+from unlearning.repertoire import FULL
 from unlearning.rows import Evidence, Row, to_table
+from unlearning.subgroups import KINDS
 
 
 def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -> None:
@@ -69,6 +72,22 @@ def as_second(plain: dict) -> dict:
         del one["facts_low"], one["facts_high"]
     evidence["seconds"] = [{"name": one["name"], "value": f"{one['wall_s']:.1f}"} for one in evidence["seconds"]]  # fmt: skip
     return plain | {"format": 2}
+
+
+def test_every_attack_and_every_derived_subgroup_has_words() -> None:
+    """No code of a shipped repertoire stands on the first page; a label of the records' own has no words made up for it."""
+    codes = [
+        *FULL.attacks,
+        "sampled/k-64",
+        "exposure",
+        *(f"membership:{one}" for one in FULL.memberships),
+    ]
+    assert not [code for code in codes if attack_words.title(code) == code]
+    labels = ["shown/more", "shown/less", "name/rare", "name/common", "script/cyrillic", *(f"attribute/{kind}" for kind in KINDS)]  # fmt: skip
+    assert all(attack_words.subgroup(label) for label in labels)
+    assert attack_words.subgroup("minors") == ""
+    assert attack_words.amounts("quantised/int-4", 0.25, 0.0) == "the secrets of 25.0\N{NO-BREAK SPACE}% of the people (0.0\N{NO-BREAK SPACE}% for a model that never saw them)"  # fmt: skip
+    assert attack_words.times_likelier(-0.7) == "2.0 times"
 
 
 def test_a_report_of_the_fourth_format_has_no_whole_change_in_the_map_of_facts() -> None:
