@@ -442,7 +442,9 @@ def _fourth(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fifth(plain: dict[str, Any]) -> dict[str, Any]:
-    """Format 5 has the whole change in the map of facts."""
+    """Format 5 has the whole change in the map of facts, and a map of numbers that are no longer the likeliest."""
     part = plain.get("engineering", {})
-    part |= {"whole_facts": []} if "modules" in part else {}
+    if "modules" in part:
+        modules = [one | {"outranked": []} for one in part["modules"]]
+        part |= {"whole_facts": [], "whole_outranked": [], "null_outranked": [], "modules": modules}
     return plain | {"format": 5, "engineering": part}

@@ -40,7 +40,7 @@ def kept_rows():
     return rows
 
 
-def made_up(folder):
+def made_up(folder, *, ranked=False):
     """Two layers, three questions, two targets, six others, two parts; the unlearned model is erased in the last layer only."""
     rows = []
     drops = {"o": (0.0, 0.0), "u": (0.0, 2.0), "g": (1.0, 2.0), "h": (1.1, 1.9)}
@@ -67,6 +67,16 @@ def made_up(folder):
         rows.append(_row(other, "retained", 0, MODELS[1], "part/all", "applied_facts", 0.75))
         rows.append(_row(other, "retained", 0, MODELS[3], "gold_difference", "loss", -0.0625))
         rows.append(_row(other, "retained", 0, MODELS[3], "gold_difference", "facts", 0.03125))
+        if ranked:
+            rows.append(
+                _row(other, "retained", 0, MODELS[1], "part/all", "applied_outranked", 0.625)
+            )
+            rows.append(
+                _row(other, "retained", 0, MODELS[1], "part/embedding", "applied_outranked", 0.375)
+            )
+            rows.append(
+                _row(other, "retained", 0, MODELS[3], "gold_difference", "outranked", -0.1875)
+            )
     rows += kept_rows()
     write_rows(folder / FILE, to_table(rows))
     (folder / "plan.json").write_text(json.dumps({"gold": ["g", "h"]}))
@@ -137,6 +147,22 @@ def test_it_is_drawn_with_its_null_and_its_caveat(tmp_path):
     assert "unlearned 0.67 3 0.00, 1.00" in text
 
 
+def test_numbers_that_are_outranked_are_in_the_report_where_they_were_measured(tmp_path):
+    """By part, whole and between gold models; audits of before have none of it, and no map."""
+    made_up(tmp_path, ranked=True)
+    part = read_engineering(tmp_path)
+    assert (part.modules[0].outranked, part.modules[1].outranked) == ((0.375, 0.375), ())
+    assert (part.whole_outranked, part.null_outranked) == ((0.625, 0.625), (0.1875, 0.1875))
+    made_up(tmp_path)
+    before = read_engineering(tmp_path)
+    assert (before.modules[0].outranked, before.whole_outranked, before.null_outranked) == (
+        (),
+        (),
+        (),
+    )
+    assert "modules-ranked" not in drawings(dossier(engineering=before))
+
+
 def test_an_ensemble_shows_its_constituents_lens_and_says_what_is_not_defined(tmp_path):
     """Two constituents, two layers, by hand: mean and range; every other measure's place holds its reason, on the page and in the JSON."""
     rows = []
@@ -184,7 +210,7 @@ def test_a_small_ensembles_report_says_all_of_it(tmp_path):
 def test_a_null_of_another_number_of_distances_is_refused():
     """The row of the gap between gold models has a value for each distance, or there is none."""
     assert replace(engineering(), null=(), null_facts=()).null_facts == ()
-    for name in ("null", "null_facts", "whole_facts"):
+    for name in ("null", "null_facts", "null_outranked", "whole_facts", "whole_outranked"):
         with pytest.raises(ReportError, match="gap between gold models has not 2 distances"):
             replace(engineering(), **{name: (0.5,)})
 

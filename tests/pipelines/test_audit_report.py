@@ -246,7 +246,7 @@ def test_ids_are_unique_and_tables_have_captions(html: str) -> None:
     assert len(ids) == len(set(ids))
     count = Counter(tag for tag, _ in page.tags)
     assert count["table"] == count["caption"] > 12
-    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 9
+    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 10
     assert all(attrs.get("scope") in {"row", "col"} for tag, attrs in page.tags if tag == "th")
 
 
