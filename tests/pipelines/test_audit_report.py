@@ -71,8 +71,8 @@ def html() -> str:
         "attacks.fine_tune_lr 0.0001",
         "original leaks ✓ yes expected 0.95, saw 1.00",
         "64 1.000 0.000 0.000, 0.016 \u22120.041 to 0.041 0.050",
-        "0.432 to 0.662 0.050 0.001 0.002 64 samples leaks",
-        "1.000 1.000 asked/inverted no leak shown says little: the original hardly leaks",
+        "0.432 to 0.662 0.050 0.001 0.002 leaks 64 samples",
+        "1.000 1.000 no leak shown says little: the original hardly leaks",
         "step 10: 0.13 [0.12, 0.22] ; step 25: 0.33 [0.30, 0.40]",
         "0.451 0.141 0.0003 +0.512 0.2210 to 0.2870 ± 0.0310 ✕ no",
         "unlearned 1.980",
@@ -172,7 +172,7 @@ def test_what_was_not_measured_is_no_number() -> None:
     made = _secondary(row)
     assert (made.original, made.unlearned, made.low, made.gold) == (None, None, None, ())
     page = Page(render_dossier(dossier(evidence=evidence(metrics=(made,))))).text
-    assert "nobody could be asked no leak shown" in page
+    assert "no leak shown nobody could be asked" in page
 
 
 def test_an_undecided_tier_says_how_many_people_would_decide() -> None:
