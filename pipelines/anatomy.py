@@ -70,6 +70,9 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
     depth = found.depth()
     cosines_TN, damage_TN = found.pairs("gradient_cosine"), found.pairs("damage")
     null, null_facts = found.null(), found.null("facts")
+    pieces = found.parts()
+    ranked = any(one.applied_outranked_D is not None for one in pieces)  # not in audits of before
+    null_outranked = found.null("outranked") if ranked else None
     return Engineering(
         layers=len(depth[0].ratio_L) if depth else 0,
         depth=tuple(
@@ -94,12 +97,15 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
             ModuleRow(
                 module=one.name, norm=one.norm, gold_norm=_known(one.gold_norm), applied=tuple(one.applied_D.tolist()),
                 reverted=tuple(one.reverted_D.tolist()), facts=tuple(one.applied_facts_D.tolist()),
+                outranked=() if one.applied_outranked_D is None else tuple(one.applied_outranked_D.tolist()),
                 **_intervals(one.applied_facts_D.tolist(), [high - low for _, low, high in distances(damage_TN.shape[1])]),
             )
-            for one in found.parts()
+            for one in pieces
         ),
-        whole=tuple(found.whole().tolist()), null=() if null is None else tuple(null.tolist()),
+        whole=tuple(found.whole().tolist()), whole_facts=tuple(found.whole("facts").tolist()),
+        whole_outranked=tuple(found.whole("outranked").tolist()) if ranked else (), null=() if null is None else tuple(null.tolist()),
         null_facts=() if null_facts is None else tuple(null_facts.tolist()),
+        null_outranked=() if null_outranked is None else tuple(null_outranked.tolist()),
         kept=tuple(
             KeptRow(
                 layer=one.layer, norm=one.norm, cka=_known(one.cka), cka_null=_known(one.cka_null), loss=one.loss, low=one.low, high=one.high,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ TIERS = {
 SECONDARY = {
     "bits": "quantised builds of the model",
     "sources": "fine-tuning on a part of the forgotten records, on their public lines or on look-alikes",
+    "lens": "answers read off inner layers of the model (logit lens)",
     "samples": "sampled decoding with many tries",
     "asked": "paraphrased, inverted, one-hop, forced and obliging questions",
     "shots": "more than three demonstrations, and demonstrations of related people",
@@ -66,7 +67,8 @@ def read_audit(home: Path, result: "Result") -> Audit:
     if body["verdict"] == "INVALID":
         # A control misbehaved, so no part of the audit may look as if it had passed.
         endpoints = {name: row | {"status": "INVALID"} for name, row in endpoints.items()}
-    tiers = tuple(_tier(name, endpoints[name]) for name in TIERS if name in endpoints)
+    tried = body.get("calibration", ())
+    tiers = tuple(_tier(name, endpoints[name], tried) for name in TIERS if name in endpoints)
     return Audit(
         method=result["method"],
         num_people=result["people"],
@@ -171,7 +173,7 @@ def _rate(share: str, people: int) -> Rate | NotAvailable:
     )
 
 
-def _tier(name: str, row: Mapping[str, Any]) -> TierRow:
+def _tier(name: str, row: Mapping[str, Any], tried: Sequence[Mapping[str, Any]] = ()) -> TierRow:
     number, what, budget = TIERS[name]
     gold = [_number(value) for value in row["gold"]]
     worst = max((value for value in gold if value is not None), default=None)
@@ -186,19 +188,36 @@ def _tier(name: str, row: Mapping[str, Any]) -> TierRow:
         bound=_number(row["high"]),
         margin=float(row["margin"]),
         verdict=row["status"],
-        reason=_open(row),
+        reason=_open(row, tried),
         budget=budget,
         has_power=row["has_power"],
     )
 
 
-def _open(row: Mapping[str, Any]) -> str:
-    """Why a tier is open and what would decide it; nothing where it is decided."""
-    needed = "" if row["people_needed"] in (None, "none") else row["people_needed"]
-    if row["status"] == "INCONCLUSIVE" and not row["has_power"]:
-        people = f"{needed} people, or " if needed else ""
-        return f"says little: the original hardly leaks under it; {people}an attack of this kind under which it does would decide"
-    return f"{needed} people would decide" if needed else ""
+def _open(row: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+    """Why a tier is open and which setting would decide it; nothing where it is decided."""
+    people = _more_people(row)
+    if row["status"] != "INCONCLUSIVE" or row["has_power"]:
+        return people
+    told = f"says little: the original hardly leaks under it; {people or 'more people would not decide'}"
+    if row["name"] == "direct":
+        return f"{told}; a size that trains longer would ([training] and size in dataworth.toml)"
+    if row["name"] == "fine_tune":
+        return f"{told}; a size whose attack has more steps would (size in dataworth.toml)"
+    if not tried:
+        return f"{told}; [audit] demonstrations = 0 in dataworth.toml finds what makes the original talk"
+    most = max(tried, key=lambda one: one["given_away"])
+    return (
+        f"{told}; {len(tried)} ways to demonstrate were tried on {most['people']} people who stay, and the best brought out {most['given_away']} "
+        "of them; texts in the deliveries in which several people stand together would let the original leak here"
+    )
+
+
+def _more_people(row: Mapping[str, Any]) -> str:
+    """How many people would decide an open endpoint, and how one comes to audit so many; nothing where that is not the question."""
+    if row["people_needed"] in (None, "none"):
+        return ""
+    return f"{row['people_needed']} people would decide (requests that wait together are audited together)"
 
 
 def _estimate(row: Mapping[str, Any], text: str) -> Estimate | NotAvailable:
@@ -224,7 +243,7 @@ def _utility(row: Mapping[str, Any] | None) -> Utility | NotAvailable:
         bound=_number(row["high"]),
         margin=float(row["margin"]),
         verdict=row["status"],
-        reason="",
+        reason=_more_people(row),
     )
 
 
@@ -248,5 +267,5 @@ def _membership(row: Mapping[str, Any] | None) -> Membership | NotAvailable:
         difference=difference,
         margin=float(row["margin"]),
         verdict=row["status"],
-        reason="",
+        reason=_more_people(row),
     )

@@ -91,7 +91,7 @@ def read_evidence(folder: Path, ledger_entry: int) -> Evidence:
         num_rows=body["rows"]["count"],
         ledger_entry=ledger_entry,
         alpha=float(plan["alpha"]),
-        plan=_plan(plan),
+        plan=(*_plan(plan), *_calibration(body.get("calibration", ()))),
         metrics=tuple(
             [_primary(row, body["verdict"]) for row in body["endpoints"]]
             + [_secondary(row) for row in body.get("secondary", ())]
@@ -138,6 +138,17 @@ def _plan(plan: Mapping[str, Any]) -> tuple[Fact, ...]:
                 shown = ", ".join(map(str, leaf)) if isinstance(leaf, list) else str(leaf)
                 found.append(Fact(name=label, value=shown or "none"))
     return tuple(found)
+
+
+def _calibration(tried: Sequence[Mapping[str, Any]]) -> tuple[Fact, ...]:
+    """How the demonstrations of tier 2 were found: in each way, people who stay whom the original gave away; nobody to be forgotten was asked."""
+    return tuple(
+        Fact(
+            name=f"calibration: {one['demonstrations']} line{'s' * (one['demonstrations'] != 1)}, {one['between']}",
+            value=f"{one['given_away']} of {one['people']} people who stay",
+        )
+        for one in tried
+    )
 
 
 def _primary(row: Mapping[str, Any], verdict: str) -> Metric:

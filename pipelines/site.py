@@ -83,6 +83,8 @@ def open_site(path: Path, inbox: Path | str | None, size: str | None, world: str
         chosen = size_named(size or config.size)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    # More references than the size has can only be asked for, never fewer: the evaluation plan names the size's number as the least.
+    chosen = dataclasses.replace(chosen, gold_seeds=max(chosen.gold_seeds, config.audit.gold_models))  # fmt: skip
     demo = _is_demo(home, own_inbox=inbox is not None)
     if inbox is not None:
         # Commands and schedules that come later look into the same inbox without being told again.

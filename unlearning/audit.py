@@ -3,13 +3,14 @@
 Order, and why it is this one::
 
     1  read and unseal the records, check that forgotten, retained and look-alike people are different people
-    2  write plan.json: thresholds, limits of the adversary, digests of the models       (before any model is opened)
+    2  write plan.json: thresholds, limits of the adversary, digests of the models       (before any model is asked about the forgotten; where the
+       demonstrations are to be calibrated, the original alone has been asked about people who stay: `calibration`)
     3  the original alone: what has it memorised, and of whom?                          (`memorisation`; without that an audit says nothing)
     4  for each model in turn: tiers 1 to 3, membership, utility, the plan's repertoire  (one model in memory at a time; what is
        finished is kept and not repeated after a kill: `measuring`); random weights: utility
     5  write rows.parquet, then judge *the file that was written*, then audit.json and result.json
 
-Files in the run's folder: `plan.json`, `progress.jsonl`, `rows.parquet`, `audit.json`, `result.json`. None holds a prompt, a
+Files in the run's folder: `calibration.json` (if asked for), `plan.json`, `progress.jsonl`, `rows.parquet`, `audit.json`, `result.json`. None holds a prompt, a
 secret, a text or a name; people are ids salted with the request's key. `verdict.contradictions(audit, rows)` repeats every
 number. Without gold the audit runs and is INVALID: what it found about the unlearned model is still shown.
 
@@ -23,6 +24,7 @@ Settings, in `run.config.extra` (real numbers as decimal strings)::
     margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups,
     score_margins                                   optional, see plan.py
     attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
+    calibrate    true: find the demonstrations of tier 2 (`attacks.demonstrations` and `between` are then left out)
     ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so, and there is no PASS
     derived_subgroups  true: label the forgotten people (`subgroups.labelled`) and register every label of 16 people or more
     engineering  {"targets": 8, …}                 optional: depth and ripple, written to engineering.parquet (`engineering.Scale`)
@@ -33,7 +35,7 @@ Cost: about 60 forward passes of one line per forgotten person and model, and 50
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from provenance.canonical import jcs, write_atomic
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.spec import RunSpec
+    from unlearning.calibration import Tried
     from unlearning.people import Record
 
 FORMAT = 1
@@ -67,6 +70,7 @@ _KNOWN = {
     *_PLANNED,
     "lookalikes",
     "attacks",
+    "calibrate",
     "ledger",
     "engineering",
     "derived_subgroups",
@@ -89,6 +93,8 @@ class Inputs:
     tokenizer: FileTokenizer
     times: dict[str, int] | None
     """Record id → how often the original was shown the text; None where that can't be told."""
+    calibration: tuple[Tried, ...] = ()
+    """What was tried on people who stay to choose the demonstrations; empty where that wasn't asked for."""
 
 
 def run(run: RunSpec, directory: Path) -> int:
@@ -128,6 +134,8 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
     extra = run.config.extra
     scale = Scale.from_json(extra["engineering"]) if "engineering" in extra else None
     inputs = read_inputs(run, directory)
+    if extra.get("calibrate"):
+        inputs = _calibrated(run, directory, inputs)
     _write_plan(directory, inputs.plan)
     material = prepare(
         inputs.forgotten,
@@ -214,6 +222,27 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
     return Inputs(forgotten, retained, lookalikes, key, models, plan, lineage, tokenizer, times)
 
 
+def _calibrated(run: RunSpec, directory: Path, inputs: Inputs) -> Inputs:
+    """The inputs with the demonstrations under which the original tells most of people who stay."""
+    from unlearning.calibration import best, calibrated, kept
+    from unlearning.ensemble import load
+
+    plan = inputs.plan
+    if {"demonstrations", "between"} & set(run.config.extra.get("attacks", {})):
+        raise PlanError("expected attacks.demonstrations and between, or calibrate, got both")
+    original = next(folder for role, folder, _ in inputs.models if role == "original")
+    texts = hashlib.sha256(jcs([[r.record_id, r.text] for r in inputs.retained])).hexdigest()
+    tried = kept(
+        directory, inputs.key, [plan.original, texts, plan.seed, plan.attacks.max_probe_tokens],
+        lambda: calibrated(lambda: load(original, run.config.model), inputs.retained, inputs.tokenizer, plan.attacks, plan.seed),
+    )  # fmt: skip
+    chosen = best(tried)
+    if chosen is None:
+        return inputs
+    attacks = plan.attacks.demonstrating(chosen.demonstrations, chosen.between)
+    return replace(inputs, plan=replace(plan, attacks=attacks), calibration=tuple(tried))
+
+
 def _times(
     models: Sequence[tuple[str, Path, str]], records: Sequence[Record], tokenizer: FileTokenizer
 ) -> dict[str, int] | None:
@@ -289,6 +318,8 @@ def _write_results(
         "noted": list(inputs.lineage.noted),
         "description": describe(Evidence(read_rows(directory / "rows.parquet")), inputs.plan),
     }
+    if inputs.calibration:
+        report["calibration"] = [asdict(one) for one in inputs.calibration]
     measured = directory / FILE
     if measured.exists():
         report["engineering"] = {

@@ -157,15 +157,31 @@ def lens_logprobs(
     Returns:
         lens_LN, nats per token, <= 0.
     """
-    rows = []
+    return lens_answers(original, batches, source)[1]
+
+
+@torch.inference_mode()
+def lens_answers(
+    original: Transformer, batches: Sequence[Site], source: Sequence[Tensor]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What greedy decoding from each layer says, and how likely it makes the secrets.
+
+    Args:
+        original: gives norm and head; the model itself where each is read by its own.
+        batches: from `sites`, at least one.
+        source: `states` of the model that is read.
+
+    Returns:
+        exact_LN, 1 where the layer's first choices are the secret, else 0; lens_LN, nats per token, <= 0.
+    """
+    shape = (len(source[0]), sum(len(site.place_B) for site in batches))
+    exact_LN, lens_LN = np.zeros(shape), np.zeros(shape)
     for site, source_LSD in zip(batches, source, strict=True):
         normed_LSD = source_LSD if original.norm is None else original.norm(source_LSD)
-        per_layer = [_mean_logprob(original, normed_SD, site) for normed_SD in normed_LSD]
-        rows.append(np.stack(per_layer))
-    lens_LN = np.zeros((len(rows[0]), sum(len(site.place_B) for site in batches)))
-    for site, row_LB in zip(batches, rows, strict=True):
-        lens_LN[:, site.place_B] = row_LB
-    return lens_LN
+        for layer, normed_SD in enumerate(normed_LSD):
+            exact_B, mean_B = _answers(original, normed_SD, site)
+            exact_LN[layer, site.place_B], lens_LN[layer, site.place_B] = exact_B, mean_B
+    return exact_LN, lens_LN
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,15 +273,20 @@ def cka_erasure(
 
 
 def _secret_logprob(model: Transformer, normed_BTD: Tensor, site: Site) -> NDArray[np.float64]:
-    return _mean_logprob(model, normed_BTD[site.mask_BT.to(normed_BTD.device)], site)
+    return _answers(model, normed_BTD[site.mask_BT.to(normed_BTD.device)], site)[1]
 
 
-def _mean_logprob(model: Transformer, normed_SD: Tensor, site: Site) -> NDArray[np.float64]:
-    """Mean log-probability of each row's secret; what is not finite counts as the largest loss."""
+def _answers(
+    model: Transformer, normed_SD: Tensor, site: Site
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Whether each row's secret is the first choice throughout, and its mean log-probability; what is not finite counts as the largest loss."""
     truth_S = site.truth_S.to(normed_SD.device)
     logits_SV = model.logits(normed_SD).float()
+    missed_S = ((logits_SV.argmax(-1) != truth_S) | ~logits_SV.isfinite().all(-1)).double().cpu()
     found_S = logits_SV.log_softmax(-1).gather(1, truth_S[:, None])[:, 0].double().cpu()
     found_S = torch.nan_to_num(found_S, nan=-MAX_LOSS).clamp(min=-MAX_LOSS)
     row_S = site.mask_BT.nonzero()[:, 0].cpu()
-    sums_B = torch.zeros(len(site.place_B), dtype=torch.float64).index_add_(0, row_S, found_S)
-    return (sums_B / torch.bincount(row_S, minlength=len(site.place_B))).numpy()
+    nothing_B = torch.zeros(len(site.place_B), dtype=torch.float64)
+    sums_B = nothing_B.index_add(0, row_S, found_S)
+    exact_B = (nothing_B.index_add(0, row_S, missed_S) == 0).double()
+    return exact_B.numpy(), (sums_B / torch.bincount(row_S, minlength=len(site.place_B))).numpy()

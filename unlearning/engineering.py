@@ -8,10 +8,10 @@ Written as rows like all others (`rows.SCHEMA`), to a file of their own, `engine
     ripple/OTHER       gradient_dot, gradient_cosine, representation_cosine, representation_cka, semantic, damage, damage_first
                                                      one per target (the row's person) and other person          (`association`, `damage`)
     ripple             steps, rise, reached          one per target
-    part/PART          applied_loss, applied_facts, reverted_loss, reverted_facts     one per other person       (`grafts`)
+    part/PART          applied_ and reverted_ loss, facts, outranked                  one per other person       (`grafts`)
                        update_norm                   unlearned from original, under "everybody"; gold from the first gold likewise
-    part/all           applied_loss, applied_facts   the whole damage of the unlearned model
-    gold_difference    loss, facts                   a gold model less the first gold, per other person: the null
+    part/all           applied_loss, applied_facts, applied_outranked                 the whole damage of the unlearned model
+    gold_difference    loss, facts, outranked        a gold model less the first gold, per other person: the null
     kept/layer-N       kept_logprob                  one per question of a person who stays and model            (`downstream`)
                        cka_original, cka_gold        one per model, under "everybody"; left out where a stream doesn't vary
 
@@ -20,7 +20,8 @@ head, so that its last layer says what the constituent says::
 
     lens/constituent-K/layer-N   lens_logprob          one per question of a forgotten person and model
 
-"facts" is the share of a person's own questions that greedy decoding no longer answers. No row holds a text or a gradient; people
+"facts" is the share of a person's own questions that greedy decoding no longer answers. "outranked" is 1 where the person's own number is not the
+likeliest of `OTHERS` + 1 numbers of as many digits: it also sees what is still known of facts that are not said (0 for people without a number). No row holds a text or a gradient; people
 appear by the ids of the audit's rows. Each of the four stages is kept as soon as it is made (`rows.part-TAG-…`), so that a killed
 audit goes on with the next one.
 
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unlearning.attacks.memorised import OTHERS, bits_of
 from unlearning.errors import PlanError
 from unlearning.measuring import parts_tag
 from unlearning.rows import Row, opaque_id, read_rows, to_table, write_rows
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from unlearning.probes import Probe
 
 FILE = "engineering.parquet"
+MEASURED = ("loss", "facts", "outranked")
+_STREAM = 10
 EVERYBODY = "everybody"
 
 
@@ -261,10 +265,11 @@ def part_rows(bench: Bench) -> Iterator[Row]:
 
     others = bench.others()
     people = [bench.id(other.subject) for other in others]
-    questions = _questions(bench, others)
+    questions, numbers = _questions(bench, others), _numbers(bench, others)
 
     def measure(model: Transformer) -> NDArray[np.float64]:
-        return np.stack(_damage(model, others, questions))
+        outranked = [_outranked(model, numbers.get(other.subject)) for other in others]
+        return np.stack([*_damage(model, others, questions), np.array(outranked)])
 
     def told(model: tuple[str, str], attack: str, scores: Mapping[str, NDArray[np.float64]]) -> Iterator[Row]:  # fmt: skip
         for score, values_N in scores.items():
@@ -274,12 +279,12 @@ def part_rows(bench: Bench) -> Iterator[Row]:
     original, changed = bench.load("original"), bench.load("unlearned")
     model = ("unlearned", bench.models("unlearned")[0][0])
     whole_KN = measure(changed) - measure(original)
-    yield from told(model, "part/all", {"applied_loss": whole_KN[0], "applied_facts": whole_KN[1]})
+    yield from told(model, "part/all", {f"applied_{name}": whole_KN[k] for k, name in enumerate(MEASURED)})  # fmt: skip
     for one in grafts(original, dict(changed.named_parameters()), measure):
         attack = f"part/{one.part}"
         yield _row(EVERYBODY, "retained", 0, model, attack, "update_norm", one.norm)
-        scores = {"applied_loss": one.applied[0], "applied_facts": one.applied[1]}
-        scores |= {"reverted_loss": one.reverted[0], "reverted_facts": one.reverted[1]}
+        sides = (("applied", one.applied), ("reverted", one.reverted))
+        scores = {f"{side}_{name}": gap_KN[k] for side, gap_KN in sides for k, name in enumerate(MEASURED)}  # fmt: skip
         yield from told(model, attack, scores)
     del original, changed
     golds = bench.models("gold")
@@ -290,7 +295,7 @@ def part_rows(bench: Bench) -> Iterator[Row]:
     for number, (digest, _) in enumerate(golds[1:], start=1):
         other = bench.load("gold", number)
         gap_KN = measure(other) - base_KN
-        yield from told(("gold", digest), "gold_difference", {"loss": gap_KN[0], "facts": gap_KN[1]})  # fmt: skip
+        yield from told(("gold", digest), "gold_difference", dict(zip(MEASURED, gap_KN, strict=True)))  # fmt: skip
         for part, norm in update_norms(weights, dict(other.named_parameters())).items():
             yield _row(EVERYBODY, "retained", 0, ("gold", digest), f"part/{part}", "update_norm", norm)  # fmt: skip
 
@@ -320,6 +325,29 @@ def _questions(bench: Bench, others: list[Person]) -> list[list[Probe]]:
         if probe.subject_id in found:
             found[probe.subject_id].append(probe)
     return list(found.values())
+
+
+def _numbers(
+    bench: Bench, others: list[Person]
+) -> dict[str, tuple[Probe, tuple[tuple[int, ...], ...]]]:
+    """A question about the number of each of the others who has one, and other numbers that fit it."""
+    from unlearning.people import by_subject
+    from unlearning.questions import candidates_of, other_numbers
+
+    chosen = {other.subject for other in others}
+    people = by_subject([r for r in bench.inputs.retained if r.subject in chosen])
+    generator = np.random.default_rng([bench.inputs.plan.seed, _STREAM])
+    return candidates_of(people, other_numbers(people, OTHERS, generator), bench.inputs.tokenizer)
+
+
+def _outranked(
+    model: Transformer, asked: tuple[Probe, tuple[tuple[int, ...], ...]] | None
+) -> float:
+    """1.0 where another number is as likely as the person's own, or likelier."""
+    if asked is None:
+        return 0.0
+    probe, others = asked
+    return float(bits_of(model, probe, others) < np.log2(len(others) + 1))
 
 
 def _damage(

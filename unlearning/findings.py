@@ -84,6 +84,8 @@ class Part:
     applied_D: NDArray[np.float64]
     reverted_D: NDArray[np.float64]
     applied_facts_D: NDArray[np.float64]
+    applied_outranked_D: NDArray[np.float64] | None
+    """None in rows of before it was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,20 +261,27 @@ class Findings:
         norms = [self._values((*key[:2], f"part/{name}", "update_norm"))[0] for key in self._cells if key[0] == "gold" and key[2:] == (f"part/{name}", "update_norm")]  # fmt: skip
         applied, reverted, facts = (self._by_distance((*model, f"part/{name}", score)) for score in ("applied_loss", "reverted_loss", "applied_facts"))  # fmt: skip
         own = float(self._values((*model, f"part/{name}", "update_norm"))[0])
-        return Part(name, own, max(norms, default=np.nan), applied, reverted, facts)
+        key = (*model, f"part/{name}", "applied_outranked")
+        outranked = self._by_distance(key) if key in self._cells else None
+        return Part(name, own, max(norms, default=np.nan), applied, reverted, facts, outranked)
 
     def _unlearned(self) -> tuple[str, str]:
         return next(key[:2] for key in self._cells if key[2] == "part/all")
 
-    def whole(self) -> NDArray[np.float64]:
-        """Rise_D of the loss by distance with all parts changed."""
-        return self._by_distance((*self._unlearned(), "part/all", "applied_loss"))
+    def whole(self, score: str = "loss") -> NDArray[np.float64]:
+        """Damage_D by distance with all parts changed.
+
+        Args:
+            score: "loss" for its rise in nats per token, "facts" for the share of own facts that are lost, "outranked" for the share of people
+                whose own number is no longer the likeliest.
+        """
+        return self._by_distance((*self._unlearned(), "part/all", f"applied_{score}"))
 
     def null(self, score: str = "loss") -> NDArray[np.float64] | None:
         """Largest distance_D between the means of two gold models by neighbour distance; None with one gold model.
 
         Args:
-            score: "loss", or "facts" for the share of own facts that aren't answered.
+            score: "loss", "facts" or "outranked", as of `whole`.
         """
         keys = [key for key in self._cells if key[2:] == ("gold_difference", score)]
         if not keys:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unlearning.attacks.memorised import Known, known_people
+from unlearning.plan import BETWEEN
 from unlearning.probes import Probe, Tokenizer, trained_probes, unseen_probes
 from unlearning.questions import Questions, questions_of
 
@@ -50,6 +51,8 @@ class Material:
     """Records of people never trained."""
     newline: tuple[int, ...]
     """Tokens of a line break."""
+    between: tuple[int, ...]
+    """Tokens after each line of tier 2's demonstrations."""
     limits: AttackPlan
     """What the adversary may spend."""
     seed: int
@@ -106,6 +109,7 @@ def prepare(
         retained=sequences(retained),
         lookalikes=sequences(lookalikes),
         newline=tuple(tokenizer.encode("\n")[0]),
+        between=tuple(tokenizer.encode(BETWEEN[limits.between])[0]),
         limits=limits,
         seed=seed,
         groups={r.subject: r.group for r in forgotten},

@@ -68,6 +68,7 @@ def secondary_measurements(repertoire: Repertoire) -> list[tuple[str, Attack]]:
         repertoire: the plan's secondary attacks.
     """
     from unlearning.attacks.asking import asking, sampling
+    from unlearning.attacks.lens import lens
     from unlearning.attacks.quantising import quantising
     from unlearning.attacks.ranking import ranking
     from unlearning.attacks.restoring import restoring
@@ -79,6 +80,7 @@ def secondary_measurements(repertoire: Repertoire) -> list[tuple[str, Attack]]:
         ("shots", shots, repertoire.shots),
         ("restoring", restoring, repertoire.sources),
         ("quantising", quantising, repertoire.bits),
+        ("lens", lens, repertoire.lens),
         ("ranking", ranking, repertoire.candidates or repertoire.wrong or repertoire.memberships),
     )
     return [(name, attack) for name, attack, wanted in planned if wanted]

@@ -20,7 +20,7 @@ The plan is JSON that is hashed, so it holds no floats: real numbers are decimal
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 FORMAT = 2
 """2: at least three gold models, a margin for every score that is tested for equivalence."""
 MARGINS = ((300, "0.02"), (100, "0.04"), (64, "0.05"), (0, "0.15"))
+BETWEEN = {"newline": "\n", "space": " "}
+"""What may stand between the lines of a demonstration."""
 AUC_MARGINS = ((300, "0.08"), (64, "0.15"), (0, "0.30"))
 
 
@@ -42,7 +44,9 @@ class AttackPlan:
     """Limits of the adversary, the same for every model."""
 
     demonstrations: int = 3
-    """Other people's lines shown before the question in tier 2."""
+    """Other people's lines shown before the question in tier 2; `calibration` finds the number under which the original tells most."""
+    between: str = "newline"
+    """What stands after each of these lines, of `BETWEEN`."""
     fine_tune_lr: str = "0.0001"
     """AdamW learning rate of tier 3; small, or the attack itself wipes what it looks for."""
     fine_tune_rows: int = 16
@@ -58,10 +62,21 @@ class AttackPlan:
         """Refuse an adversary without budget."""
         if self.demonstrations < 1 or self.fine_tune_rows < 1 or self.max_probe_tokens < 16:
             raise PlanError("expected demonstrations and rows >= 1 and max_probe_tokens >= 16")
+        if self.between not in BETWEEN:
+            raise PlanError(f"expected between as one of {tuple(BETWEEN)}, got {self.between!r}")
         steps = self.fine_tune_steps
         if not steps or list(steps) != sorted(set(steps)) or steps[0] < 1:
             raise PlanError(f"expected increasing positive steps of the attack, got {list(steps)}")
         _decimal("fine_tune_lr", self.fine_tune_lr, low="0.000001", high="1")
+
+    def demonstrating(self, demonstrations: int, between: str) -> AttackPlan:
+        """The same limits with other demonstrations.
+
+        Args:
+            demonstrations: lines before a question.
+            between: what stands after each, of `BETWEEN`.
+        """
+        return replace(self, demonstrations=demonstrations, between=between)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +193,10 @@ class AuditPlan:
         values = _listed(asdict(self))
         if self.attacks.repertoire == Repertoire():
             del values["attacks"]["repertoire"]
+        elif not self.attacks.repertoire.lens:
+            del values["attacks"]["repertoire"]["lens"]
+        if self.attacks.between == "newline":
+            del values["attacks"]["between"]
         if not self.random_init:
             del values["random_init"]
         return values

@@ -15,6 +15,7 @@ shots               1 to 32 lines before the question: look-alikes', or the targ
 sources, rates       fine-tuning on benign records, on a *part* of the forgotten people (independent    restored/SOURCE/lr-R/step-S
                     secrets: the rest is scored), on forgotten people's public lines, on look-alikes
 bits                weights rounded to 8 or 4 bits, then asked                                         quantised/int-B
+lens                the answer read off an inner layer, which is chosen on so many people who stay     lens
 candidates          rank of the secret among candidates, truth ratio with so many wrong answers        exposure, truth_ratio
 memberships         zlib, Min-K, Min-K++, reference                                                    membership
 ==================  =================================================================================  =============================
@@ -61,6 +62,8 @@ class Repertoire:
     """Share of the forgotten people that the attacker has, for the source "partial"."""
     bits: tuple[int, ...] = ()
     """Bits per weight, of 8 and 4."""
+    lens: int = 0
+    """People who stay on whom the layer is chosen that answers are read off; 0 = no layer is read."""
     candidates: int = 0
     """Candidates that a secret is ranked among, itself included; 0 = no exposure."""
     wrong: int = 0
@@ -82,6 +85,8 @@ class Repertoire:
                 raise PlanError(f"expected increasing {name} of 1 to {most}, got {values}")
         if bool(self.shots) != bool(self.shot_sources) or bool(self.sources) != bool(self.rates):
             raise PlanError("expected shots with shot_sources, and sources with rates")
+        if self.lens < 0:
+            raise PlanError(f"expected lens >= 0 people, got {self.lens}")
         if self.candidates == 1 or self.candidates < 0 or self.wrong < 0 or self.shot_tokens < 1:
             raise PlanError("expected candidates 0 or >= 2, wrong >= 0 and shot_tokens >= 1")
         for value, high in (
@@ -99,6 +104,7 @@ class Repertoire:
             *(f"shots/{source}" for source in self.shot_sources),
             *(f"restored/{source}" for source in self.sources),
             *(f"quantised/int-{bits}" for bits in self.bits),
+            *(["lens"] if self.lens else []),
         )
 
 
@@ -113,12 +119,18 @@ def _require_positive(text: str, high: float) -> None:
 
 FULL = Repertoire(
     asked=ASKED, samples=(1, 4, 16, 64), shots=(1, 2, 4, 8, 16, 32), shot_sources=SHOT_SOURCES, sources=SOURCES,
-    rates=("0.0001", "0.0003", "0.001"), bits=(4, 8), candidates=101, wrong=5, memberships=SCORES,
+    rates=("0.0001", "0.0003", "0.001"), bits=(4, 8), lens=64, candidates=101, wrong=5, memberships=SCORES,
 )  # fmt: skip
 
 # No training and no long prompts: seconds for a hundred people and a million parameters.
 CHEAP = Repertoire(
-    asked=ASKED, samples=(1, 16, 64), bits=(4, 8), candidates=51, wrong=5, memberships=SCORES
+    asked=ASKED,
+    samples=(1, 16, 64),
+    bits=(4, 8),
+    lens=64,
+    candidates=51,
+    wrong=5,
+    memberships=SCORES,
 )
 
 NAMED = {"none": Repertoire(), "cheap": CHEAP, "full": FULL}

@@ -7,6 +7,7 @@ asked/…         share of people given away                  leak rate     smal
 shots/…                                                                   lies above the margin
 restored/…
 quantised/…
+lens
 sampled         mean chance of a secret in k samples        leak rate     paired bootstrap over people
 exposure        mean bits ahead of chance                   1 bit         paired bootstrap over people
 membership:…    AUC against look-alikes                     AUC margin    paired bootstrap, whichever side
@@ -156,7 +157,10 @@ def _rate(evidence: Evidence, plan: AuditPlan, models: Models, attack: str) -> S
     power = all(
         newcombe_bounds(*leaks[original][1:], *leaks[m][1:], alpha).low > margin for m in gold
     )
-    return _made(attack, counts[1], [rates[m] for m in (original, unlearned, *gold)], bounds, margin, p_value, leaks[unlearned][0], power=power)  # fmt: skip
+    named = leaks[unlearned][0]
+    if attack == "lens":  # chosen on people who stay, the same for every question
+        named = f"layer {evidence.per_person(unlearned, [named], 'layer')[1].max():.0f}"
+    return _made(attack, counts[1], [rates[m] for m in (original, unlearned, *gold)], bounds, margin, p_value, named, power=power)  # fmt: skip
 
 
 def _rate_p(first: tuple[int, int], second: tuple[int, int], margin: float) -> float:

@@ -7,6 +7,8 @@ registered in the plan::
     shown/more, shown/less      how often the training presented the person's records, above the median of the forgotten or not
     name/rare, name/common      on how few people (of everybody at hand) the rarest word of the name stands, below the median or not
     script/NAME                 script of most letters of the name, or of the text where no name is found
+    attribute/KIND              what some record of the person is asked for: an e-mail address, a date (a year too), a number of four digits or
+                                more, or how a text goes on; whoever has several kinds has several labels
 
 A label is given only where `MIN_PEOPLE` have it and as many have not: rows and reports stay when the people are forgotten, and a label of few, or of all but a few,
 says something of single persons. Further ones (an owner, say) may stand in the records; a person's labels lie together,
@@ -16,6 +18,7 @@ joined by `rows.JOINT`, in `Record.group` and in the column `subgroup`.
 from __future__ import annotations
 
 import dataclasses
+import re
 import unicodedata
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -23,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unlearning.people import by_subject
-from unlearning.probes import name_of
+from unlearning.probes import name_of, secret_in
 from unlearning.rows import JOINT, labels_of
 
 if TYPE_CHECKING:
@@ -31,6 +34,11 @@ if TYPE_CHECKING:
 
     from unlearning.people import Record
 
+KINDS = ("email", "date", "number", "text")
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.\w")
+_DATE = re.compile(
+    r"\b(?:\d{1,2}[./-]\d{1,2}[./-]\d{4}|(?:1[6-9]|20)\d\d(?:[./-]\d{1,2}[./-]\d{1,2})?)\b"
+)
 MIN_PEOPLE = 16
 """Fewest people of a subgroup that is named or registered: the smallest number that has a margin at all (table in `plan`)."""
 
@@ -56,6 +64,7 @@ def labelled(
     people = by_subject(list(forgotten))
     least = MIN_PEOPLE if least is None else least
     found = [_shown(people, times), _names(people, by_subject(list(others))), _scripts(people)]
+    found += _attributes(people)
     own = [_of_enough(labels, least, len(people)) for labels in found]
     joined = {
         subject: JOINT.join(
@@ -113,6 +122,30 @@ def _halves(values: Mapping[str, int], usual: str, above: str) -> dict[str, str]
         return {}
     median = float(np.median(list(values.values())))
     return {subject: above if value > median else usual for subject, value in values.items()}
+
+
+def _attributes(people: Mapping[str, list[Record]]) -> list[dict[str, str]]:
+    """For each kind of attribute the label of those who have it."""
+    held = {subject: {kind_of(record.text) for record in own} for subject, own in people.items()}
+    return [{s: f"attribute/{kind}" for s, kinds in held.items() if kind in kinds} for kind in KINDS]  # fmt: skip
+
+
+def kind_of(text: str) -> str:
+    """The kind of attribute that a record is asked for.
+
+    Args:
+        text: the record's.
+
+    Returns:
+        One of `KINDS`.
+    """
+    if _EMAIL.search(text):
+        return "email"
+    number = secret_in(text)
+    if number is None:
+        return "text"
+    dated = any(one.start() <= number.start() < one.end() for one in _DATE.finditer(text))
+    return "date" if dated else "number"
 
 
 def _scripts(people: Mapping[str, list[Record]]) -> dict[str, str]:

@@ -359,7 +359,7 @@ class Dossier:
     """Who has read this report or an earlier state of it, the newest last."""
     limits: tuple[str, ...] = CANNOT_PROVE
     schema: Literal["dataworth.audit-report"] = "dataworth.audit-report"
-    format: Literal[4] = 4
+    format: Literal[5] = 5
 
     def __post_init__(self) -> None:
         check(type(self), self, "dossier")
@@ -379,7 +379,7 @@ class Dossier:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; reports of formats 1 to 3 are read as ones that don't know what was added since.
+        """Read what `to_json` wrote; reports of formats 1 to 4 are read as ones that don't know what was added since.
 
         Args:
             text: JSON text.
@@ -394,7 +394,7 @@ class Dossier:
 
 
 def _upgraded(text: str) -> str:
-    """A report of formats 1 to 3 with what later formats added, as not known; any other text as it is."""
+    """A report of formats 1 to 4 with what later formats added, as not known; any other text as it is."""
     try:
         plain = json.loads(text)
     except json.JSONDecodeError:
@@ -408,6 +408,8 @@ def _upgraded(text: str) -> str:
         plain = _third(plain)
     if plain.get("format") == 3:
         plain = _fourth(plain)
+    if plain.get("format") == 4:
+        plain = _fifth(plain)
     return json.dumps(plain)
 
 
@@ -437,3 +439,12 @@ def _fourth(plain: dict[str, Any]) -> dict[str, Any]:
     evidence, part = plain.get("evidence", {}) | {"noted": []}, plain.get("engineering", {})
     part |= {"null_facts": [], "kept": []} if "modules" in part else {}
     return plain | {"format": 4, "evidence": evidence, "engineering": part}
+
+
+def _fifth(plain: dict[str, Any]) -> dict[str, Any]:
+    """Format 5 has the whole change in the map of facts, and a map of numbers that are no longer the likeliest."""
+    part = plain.get("engineering", {})
+    if "modules" in part:
+        modules = [one | {"outranked": []} for one in part["modules"]]
+        part |= {"whole_facts": [], "whole_outranked": [], "null_outranked": [], "modules": modules}
+    return plain | {"format": 5, "engineering": part}

@@ -179,6 +179,30 @@ def depth(curves: Sequence[DepthCurve], layers: int) -> Drawing:
     )
 
 
+def cka(curves: Sequence[DepthCurve], layers: int) -> Drawing:
+    """CKA-erasure layer by layer, of the models between original and gold."""
+    series = []
+    for one in curves:
+        known = [(layer + 1, value) for layer, value in enumerate(one.cka) if value is not None]
+        if known:
+            series.append(Ribbon(label=one.model, x=[layer for layer, _ in known], y=[v for _, v in known]))  # fmt: skip
+    told = "; ".join(
+        f"{one.model} " + ", ".join("unknown" if value is None else f"{value:.2f}" for value in one.cka)
+        for one in curves
+    )  # fmt: skip
+    return Drawing(
+        draw=ribbons(series, f"layer, 1 to {layers}", "CKA-erasure (1: as gold)"),
+        title="CKA-erasure, layer by layer",
+        told=f"Line chart, first layer to last: {told}.",
+        caption=(
+            "How far a layer's representation of the questions has moved from the original's towards the first gold model's: 0, no nearer to it than "
+            "the original was; 1, gold's own. The first gold model is 1 and the original 0 by definition; the other gold models show what two "
+            "retrainings reach, which is the most that can be asked of the unlearned one."
+        ),
+        height=2.6,
+    )
+
+
 def ripple(part: Engineering) -> Drawing:
     """Damage against gradient tie, one point per pair."""
     gradients = next((tie for tie in part.ties if tie.tie == "gradient_cosine"), None)
@@ -229,23 +253,45 @@ def module_map(part: Engineering, *, reverted: bool = False) -> Drawing:
     )
 
 
-def facts_map(part: Engineering) -> Drawing:
-    """Part of the model x neighbour distance: own facts of people who stay that the part's change alone loses, with the null between gold models."""
-    names, table = [row.module for row in part.modules], [row.facts for row in part.modules]
+def facts_map(part: Engineering, *, ranked: bool = False) -> Drawing:
+    """Part of the model x neighbour distance: what is no longer known of people who stay, with the whole change and the null between gold models.
+
+    Args:
+        part: the measurements.
+        ranked: numbers that are no longer the likeliest, in place of facts that are no longer said.
+    """
+    names, table = (
+        [row.module for row in part.modules],
+        [row.outranked if ranked else row.facts for row in part.modules],
+    )
+    whole, chance = (
+        (part.whole_outranked, part.null_outranked)
+        if ranked
+        else (part.whole_facts, part.null_facts)
+    )
+    if whole:
+        names.append("all of them")
+        table.append(whole)
     null = " There is one gold model only, so that it is not known what chance gives."
-    if part.null_facts:
+    if chance:
         names.append("gold vs gold (null)")
-        table.append(part.null_facts)
+        table.append(chance)
         null = " The last row is the largest distance between two gold models, which is what chance gives."
     told = "; ".join(
         f"{name} " + ", ".join(f"{value:+.4f}" for value in one)
         for name, one in zip(names, table, strict=True)
     )
+    lost = (
+        "Share of people who stay whose own number is no longer the likeliest of 32: it is forgotten, and not only no longer said"
+        if ranked
+        else "Share of the own facts of people who stay that are no longer answered"
+    )
+    unit = "share of people" if ranked else "share of facts"
     return Drawing(
-        draw=charts.heat(names, part.distances, table, "share of facts, by neighbour distance (nearest first)", harm=True),
-        title="Own facts lost by part of the model, change applied alone",
+        draw=charts.heat(names, part.distances, table, f"{unit}, by neighbour distance (nearest first)", harm=True),
+        title="Own numbers outranked by part of the model, change applied alone" if ranked else "Own facts lost by part of the model, change applied alone",
         told=f"Map of {len(part.modules)} parts by {len(part.distances)} distances: {told}.",
-        caption=f"Share of the own facts of people who stay that are no longer answered (rows: parts of the model; columns: nearest neighbours by gradient first).{null}",
+        caption=f"{lost} (rows: parts of the model; columns: nearest neighbours by gradient first).{null}",
         height=charts.row_height(len(names)) + 0.5,
     )  # fmt: skip
 
@@ -286,10 +332,14 @@ def drawings(dossier: Dossier) -> dict[str, Drawing]:
     if isinstance(part, Engineering):
         if part.depth:
             found["depth"] = depth(part.depth, part.layers)
+        if any(value is not None for one in part.depth for value in one.cka):
+            found["cka"] = cka(part.depth, part.layers)
         if part.points:
             found["ripple"] = ripple(part)
         if part.modules:
             found["modules-applied"] = module_map(part)
             found["modules-reverted"] = module_map(part, reverted=True)
             found["modules-facts"] = facts_map(part)
+        if any(row.outranked for row in part.modules):
+            found["modules-ranked"] = facts_map(part, ranked=True)
     return found

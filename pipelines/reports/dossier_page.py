@@ -5,6 +5,7 @@ Part 1 fills the first printed page; part 2 begins on a new one. Equal facts giv
 
 import hashlib
 
+from pipelines.reports import attack_words
 from pipelines.reports import dossier_words as words
 from pipelines.reports.dossier import Dossier
 from pipelines.reports.dossier_drawings import drawings
@@ -36,6 +37,8 @@ def render_dossier(dossier: Dossier) -> str:
         .render(
             dossier=dossier,
             words=words,
+            attack=attack_words.title,
+            subgroup=attack_words.subgroup,
             pictures=made,
             max_people=MAX_PEOPLE,
             digest=hashlib.sha256(text.encode()).hexdigest(),

@@ -6,17 +6,17 @@ is explained by what it means for the person who asked, not by its formula.
 
 from dataclasses import dataclass
 
+from pipelines.reports import attack_words
 from pipelines.reports.audit import (
     MIN_GOLD_SEEDS,
     Membership,
     Rate,
-    SideAttack,
     TierRow,
     Utility,
     VerdictName,
     ZeroBound,
 )
-from pipelines.reports.dossier import Dossier, Metric
+from pipelines.reports.dossier import Dossier
 from pipelines.reports.headline import three
 from pipelines.reports.numbers import fixed, integer, percent, signed
 from pipelines.reports.parts import NotAvailable
@@ -51,6 +51,7 @@ _ACCESS = (
     ("asked/", "queries only"),
     ("shots/", "queries only, and lines to show before the question"),
     ("sampled", "queries only, many tries"),
+    ("lens", "the model's files, and some programming"),
     ("quantised/", "the model's files, rounded to fewer bits"),
     ("restored/", "the model's files, and some further training"),
     ("exposure", "the model's probabilities, and a list of candidates"),
@@ -122,7 +123,7 @@ def why(dossier: Dossier) -> str:
         listed = "; ".join(told)
         return f"{listed[:1].upper()}{listed[1:]}."
     named = [line.title for line in lines(dossier) if line.verdict == audit.verdict]
-    named += [one.name for one in audit.side if one.leaks]
+    named += [attack_words.title(one.name) for one in audit.side if one.leaks]
     if audit.verdict == "PASS":
         return "Every attack stayed within its margin, and every control held."
     if audit.verdict == "FAIL":
@@ -230,15 +231,17 @@ def _membership(part: Membership) -> Line:
         "Can one tell that a person was in the training data at all? 0.50 is a coin toss, 1.00 certainty; far below 0.50 gives it "
         f"away too. {values}; {fixed(part.margin, 2)} from the last was allowed."
     )
+    text += f" {_capital(part.reason)}." if part.reason and part.verdict == "INCONCLUSIVE" else ""
     return Line(verdict=part.verdict, title="Was a person in it?", text=text)
 
 
 def _utility(part: Utility) -> Line:
     values = three(part, 3, MODELS)
     text = (
-        f"Loss on the people who stay, lower is better. {values}; "
+        f"How badly the texts of people who stay are foreseen (loss, nats per token; 0 is word for word). {values}; "
         f"{fixed(part.margin, 2)} above the last was allowed. A ruined model forgets everybody, which is no success."
     )
+    text += f" {_capital(part.reason)}." if part.reason and part.verdict == "INCONCLUSIVE" else ""
     return Line(verdict=part.verdict, title="What it cost", text=text)
 
 
@@ -250,7 +253,7 @@ def side_lines(dossier: Dossier) -> tuple[str, ...]:
             "No attack beside the three was tried in this audit; what was not tried is listed below.",
         )
     leaks = [one for one in side if one.leaks]
-    told = [f"{one.name}: {_side(one)}" for one in leaks]
+    told = [f"{_capital(attack_words.title(one.name))}: {attack_words.amounts(one.name, one.unlearned, one.gold)}, more than was allowed." for one in leaks]  # fmt: skip
     quiet = len(side) - len(leaks)
     told.append(
         f"{integer(quiet)} further attack{'s' * (quiet != 1)} beside the three found nothing beyond the margin that chance does not explain."
@@ -258,8 +261,8 @@ def side_lines(dossier: Dossier) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _side(one: SideAttack) -> str:
-    return f"{fixed(one.unlearned, 3)} for the cleaned model, {fixed(one.gold, 3)} for one that never saw the people, {fixed(one.margin, 3)} more was allowed ({one.best})"
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def attackers(dossier: Dossier) -> tuple[str, ...]:
@@ -281,14 +284,13 @@ def attackers(dossier: Dossier) -> tuple[str, ...]:
         if row.verdict == "FAIL" and isinstance(row.unlearned, Rate):
             who = _TIERS.get(row.tier, ("", "somebody"))[1]
             found.append(f"{who[:1].upper()}{who[1:]}: {integer(row.unlearned.hits)} of {integer(row.unlearned.n)} people ({row.budget}).")  # fmt: skip
-    metrics = {metric.name: metric for metric in dossier.evidence.metrics}
     for one in audit.side:
         if one.leaks:
             need = next(
                 (words for prefix, words in _ACCESS if one.name.startswith(prefix)),
                 "the model's files",
             )
-            found.append(f"{one.name}, needs {need}: {_amount(metrics.get(one.name), one)}.")
+            found.append(f"{_capital(attack_words.title(one.name))}, needs {need}: {attack_words.amounts(one.name, one.unlearned, one.gold)}.")  # fmt: skip
     if isinstance(audit.membership, Membership) and audit.membership.verdict == "FAIL":
         found.append("Whoever can read the model's probabilities can tell that the people were in its training data.")  # fmt: skip
     if found:
@@ -300,23 +302,19 @@ def attackers(dossier: Dossier) -> tuple[str, ...]:
     )
 
 
-def _amount(metric: Metric | None, one: SideAttack) -> str:
-    unit = metric.unit if metric is not None else "value"
-    return f"{fixed(one.unlearned, 3)} ({unit}) against {fixed(one.gold, 3)} of a model that never saw them, by {one.best}"
-
-
 def residual(dossier: Dossier) -> str:
     """The risk that stays, in one paragraph."""
     audit = dossier.audit
     worst = max((row.excess_worst for row in dossier.evidence.leakage if not row.subgroup), default=None)  # fmt: skip
     told = {
         "PASS": "Small under the attacks of this audit; not zero.",
-        "FAIL": "As large as before the erasure for whoever makes the effort named above. The cleaned model must not be released or kept in use as if the people were gone.",
+        "FAIL": "Open to whoever makes the effort named above. The cleaned model must not be released or kept in use as if the people were gone.",
         "INCONCLUSIVE": "Unknown within the bounds above. Until they are narrowed, it has to be taken as present.",
         "INVALID": "Unknown. It has to be taken as present.",
     }[audit.verdict]
     if worst is not None and audit.verdict != "INVALID":
-        told += f" Averages hide single people: for the person who is told most, the secret is {signed(worst, 2)} nats per token likelier than under every reference model (zero or less is as it should be)."
+        than = "likelier" if worst > 0 else "less likely"
+        told += f" Averages hide single people: for the person who is told most, each piece of the secret is {attack_words.times_likelier(worst)} {than} than under every reference model ({signed(worst, 2)} nats per token; zero or less is as it should be)."
     return f"{told} {dossier.release[:1].upper()}{dossier.release[1:]}."
 
 
@@ -384,10 +382,12 @@ def _would_decide(dossier: Dossier) -> list[str]:
     ]
     if audit.num_gold_seeds < MIN_GOLD_SEEDS:
         steps.append(
-            f"Audit with three reference models instead of {audit.num_gold_seeds} (size pilot or report): fewer do not show how much they differ."
+            f"Audit with three reference models instead of {audit.num_gold_seeds} ([audit] gold_models = 3 in dataworth.toml): fewer do not show how much they differ."
         )
     if isinstance(audit.membership, NotAvailable):
         steps.append(f"Membership was not tested: {audit.membership.reason}.")
+    else:
+        steps += [f"{name}: {part.reason}." for name, part in (("Was a person in it?", audit.membership), ("What it cost", audit.utility)) if not isinstance(part, NotAvailable) and part.verdict == "INCONCLUSIVE" and part.reason]  # fmt: skip
     if dossier.evidence.unchecked:
         steps.append("Audit models whose run files and data are there and whose digests the ledger knows (part 2 lists what was missing).")  # fmt: skip
     return [*steps, "Until then use the model that was retrained without the records."]

@@ -99,6 +99,8 @@ class ModuleRow:
     facts_low: tuple[float, ...]
     """Lower ends of the 95 % Wilson intervals, one person one trial; empty in reports of before."""
     facts_high: tuple[float, ...]
+    outranked: tuple[float, ...]
+    """Share of the people whose own number is no longer the likeliest of 32 by distance; empty in reports of before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +144,16 @@ class Engineering:
     modules: tuple[ModuleRow, ...]
     whole: tuple[float, ...]
     """Rise of the loss by distance with all parts changed."""
+    whole_facts: tuple[float, ...]
+    """Share of own facts lost by distance with all parts changed; empty in reports of before."""
+    whole_outranked: tuple[float, ...]
+    """The same of people whose own number is outranked."""
     null: tuple[float, ...]
     """Largest distance between the mean losses of two gold models by neighbour distance, which is what chance gives; empty with one."""
     null_facts: tuple[float, ...]
     """The same of the share of own facts that aren't answered; empty with one."""
+    null_outranked: tuple[float, ...]
+    """The same of people whose own number is outranked; empty with one, and in reports of before."""
     kept: tuple[KeptRow, ...]
     """People who stay, layer by layer; empty where none could be asked, and in reports of before."""
     caveat: str
@@ -157,10 +165,17 @@ class Engineering:
         for row in self.modules:
             if {len(row.applied), len(row.reverted), len(row.facts)} != {len(self.distances)}:
                 raise ReportError(f"module {row.module} has not {len(self.distances)} distances")
-        if not {len(self.null), len(self.null_facts)} <= {0, len(self.distances)}:
-            raise ReportError(
-                f"the gap between gold models has not {len(self.distances)} distances"
-            )
+            if len(row.outranked) not in (0, len(self.distances)):
+                raise ReportError(f"module {row.module} has not {len(self.distances)} distances")
+        others = (
+            self.null,
+            self.null_facts,
+            self.null_outranked,
+            self.whole_facts,
+            self.whole_outranked,
+        )
+        if not {len(one) for one in others} <= {0, len(self.distances)}:
+            raise ReportError(f"the whole change or the gap between gold models has not {len(self.distances)} distances")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -322,7 +322,7 @@ def audit_inputs(site: "Site", erasure: "Result", models: Mapping[str, "Result"]
     roots = {name: model.data_version for name, model in models.items()}
     return {
         "models": roots, "lookalikes": lookalikes_digest(site), "batch": erasure["batch"], "attack_steps": list(site.size.attack_steps),
-        "secondary": site.size.secondary, "size": site.size.name, **engineering_settings(site.size),
+        "secondary": site.size.secondary, "size": site.size.name, "demonstrations": site.config.audit.demonstrations, **engineering_settings(site.size),
     }  # fmt: skip
 
 
@@ -344,7 +344,7 @@ def robustness_audit(
         },
         "sealed": _sealed_paths(site, erasure, anywhere), "retained": {"file": relative(retained, anywhere)},
         "tokenizer": relative(site.home.tokenizer_path, anywhere), "derived_subgroups": True,
-        "attacks": {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary), **engineering_settings(site.size),
+        **_attacks(site), **engineering_settings(site.size),
         "ledger": _known(site, [models["original"]["root"], models["unlearned"]["root"], *(gold["root"] for gold in models["gold"]["golds"])]),
     }  # fmt: skip
     if (lookalikes := lookalikes_of(site)) is not None:
@@ -381,6 +381,17 @@ def robustness_audit(
         "gold_seeds": len(models["gold"]["golds"]), "method": models["unlearned"]["method"], "skipped": "",
         "memorised": audit["description"]["memorisation"]["memory"],
     })  # fmt: skip
+
+
+def _attacks(site: "Site") -> dict[str, Any]:
+    """Limits of the adversary: the size's, and the configured demonstrations, or that they are to be found."""
+    lines = site.config.audit.demonstrations
+    attacks = {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary)
+    return (
+        {"attacks": attacks | {"demonstrations": lines}}
+        if lines
+        else {"attacks": attacks, "calibrate": True}
+    )
 
 
 def _repertoire(name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pipelines.storage.errors import ConfigError
 from provenance.canonical import MAX_INTEGER
@@ -141,15 +141,36 @@ class ValuesConfig:
             raise ConfigError('[values] base: expected the path of a folder RUN/step-N, got ""')
 
 
+MAX_GOLD: Final = 3
+"""Gold models that the evaluation plan draws seeds for before any training."""
+MAX_LINES: Final = 32
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditConfig:
-    """What an unlearning audit compares with."""
+    """What an unlearning audit compares with, and how hard it asks."""
 
     lookalikes: str | None = option(
         "records of people like the forgotten ones that were never delivered (.jsonl)",
         None,
         '"lookalikes/people.jsonl"',
     )
+    gold_models: int = option(
+        "reference models retrained without the records; 0: as many as the size has; a PASS needs 3, each costs one training",
+        0,
+    )
+    demonstrations: int = option(
+        "lines about other people before a question (tier 2, in-context recovery); 0: what makes the original tell most of the people who "
+        "stay, found before the audit's plan is fixed",
+        0,
+    )
+
+    def __post_init__(self) -> None:
+        """As many reference models as the plan has seeds for, and as many lines as can be shown."""
+        if not 0 <= self.gold_models <= MAX_GOLD:
+            raise ConfigError(f"[audit] gold_models: expected 0..{MAX_GOLD}, got {self.gold_models}")  # fmt: skip
+        if not 0 <= self.demonstrations <= MAX_LINES:
+            raise ConfigError(f"[audit] demonstrations: expected 0..{MAX_LINES}, got {self.demonstrations}")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,7 +40,7 @@ def kept_rows():
     return rows
 
 
-def made_up(folder):
+def made_up(folder, *, ranked=False):
     """Two layers, three questions, two targets, six others, two parts; the unlearned model is erased in the last layer only."""
     rows = []
     drops = {"o": (0.0, 0.0), "u": (0.0, 2.0), "g": (1.0, 2.0), "h": (1.1, 1.9)}
@@ -64,8 +64,19 @@ def made_up(folder):
             rows += [_row(other, "retained", 0, MODELS[1], f"part/{part}", score, 0.25) for score in ("applied_loss", "reverted_loss", "applied_facts")]  # fmt: skip
     for other in OTHERS:
         rows.append(_row(other, "retained", 0, MODELS[1], "part/all", "applied_loss", 0.5))
+        rows.append(_row(other, "retained", 0, MODELS[1], "part/all", "applied_facts", 0.75))
         rows.append(_row(other, "retained", 0, MODELS[3], "gold_difference", "loss", -0.0625))
         rows.append(_row(other, "retained", 0, MODELS[3], "gold_difference", "facts", 0.03125))
+        if ranked:
+            rows.append(
+                _row(other, "retained", 0, MODELS[1], "part/all", "applied_outranked", 0.625)
+            )
+            rows.append(
+                _row(other, "retained", 0, MODELS[1], "part/embedding", "applied_outranked", 0.375)
+            )
+            rows.append(
+                _row(other, "retained", 0, MODELS[3], "gold_difference", "outranked", -0.1875)
+            )
     rows += kept_rows()
     write_rows(folder / FILE, to_table(rows))
     (folder / "plan.json").write_text(json.dumps({"gold": ["g", "h"]}))
@@ -117,21 +128,39 @@ def test_every_number_of_the_rows_is_in_the_report(tmp_path):
     assert second.damaged
     assert (part.modules[0].norm, part.modules[0].gold_norm) == (0.125, 0.75)
     assert part.modules[0].applied == (0.25, 0.25)
-    assert (part.whole, part.null) == ((0.5, 0.5), (0.0625, 0.0625))
+    assert (part.whole, part.whole_facts) == ((0.5, 0.5), (0.75, 0.75))
 
 
 def test_it_is_drawn_with_its_null_and_its_caveat(tmp_path):
-    """Five pictures; the maps' last rows are the whole change and the gap between gold models; an untouched layer's damage is told; the tautology is named."""
+    """Six pictures; the maps' last rows are the whole change and the gap between gold models; an untouched layer's damage is told; the tautology is named."""
     made_up(tmp_path)
     made = dossier(engineering=read_engineering(tmp_path))
-    names = [name for name in drawings(made) if name in ("depth", "ripple", "modules-applied", "modules-reverted", "modules-facts")]  # fmt: skip
-    assert len(names) == 5
+    names = [name for name in drawings(made) if name in ("depth", "cka", "ripple", "modules-applied", "modules-reverted", "modules-facts")]  # fmt: skip
+    assert len(names) == 6
     text = Page(render_dossier(made)).text
     assert "all of them +0.5000, +0.5000; gold vs gold (null) +0.0625, +0.0625" in text
-    assert "gold vs gold (null) +0.0312, +0.0312" in text
+    assert "all of them +0.7500, +0.7500; gold vs gold (null) +0.0312, +0.0312" in text
+    assert "CKA-erasure, layer by layer" in text
+    assert "unlearned 0.50, 0.50; gold 1 0.50, 0.50" in text
     assert "2 untouched 0.500 0.875 +1.5000 [+1.5000, +1.5000] 0.2500 beyond chance" in text
     assert "by Taylor's theorem" in text
     assert "unlearned 0.67 3 0.00, 1.00" in text
+
+
+def test_numbers_that_are_outranked_are_in_the_report_where_they_were_measured(tmp_path):
+    """By part, whole and between gold models; audits of before have none of it, and no map."""
+    made_up(tmp_path, ranked=True)
+    part = read_engineering(tmp_path)
+    assert (part.modules[0].outranked, part.modules[1].outranked) == ((0.375, 0.375), ())
+    assert (part.whole_outranked, part.null_outranked) == ((0.625, 0.625), (0.1875, 0.1875))
+    made_up(tmp_path)
+    before = read_engineering(tmp_path)
+    assert (before.modules[0].outranked, before.whole_outranked, before.null_outranked) == (
+        (),
+        (),
+        (),
+    )
+    assert "modules-ranked" not in drawings(dossier(engineering=before))
 
 
 def test_an_ensemble_shows_its_constituents_lens_and_says_what_is_not_defined(tmp_path):
@@ -181,7 +210,7 @@ def test_a_small_ensembles_report_says_all_of_it(tmp_path):
 def test_a_null_of_another_number_of_distances_is_refused():
     """The row of the gap between gold models has a value for each distance, or there is none."""
     assert replace(engineering(), null=(), null_facts=()).null_facts == ()
-    for name in ("null", "null_facts"):
+    for name in ("null", "null_facts", "null_outranked", "whole_facts", "whole_outranked"):
         with pytest.raises(ReportError, match="gap between gold models has not 2 distances"):
             replace(engineering(), **{name: (0.5,)})
 

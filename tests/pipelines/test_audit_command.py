@@ -165,7 +165,7 @@ def test_verify_reads_a_report_of_the_former_format(tiny_home, copied, ask) -> N
     page.write_bytes(page.read_bytes().replace(*digests))
     assert ask(home, "verify").code == 0
     assert ask(home, "audit").code == 0
-    assert json.loads(facts.read_bytes())["format"] == 4
+    assert json.loads(facts.read_bytes())["format"] == 5
     assert ask(home, "verify").code == 0
 
 

@@ -36,7 +36,7 @@ def html() -> str:
         "Part 1 · for the compliance officer",
         "✕ FAIL",
         "The people are not forgotten by this model",
-        "Beyond what was allowed: Asked after further training, Was a person in it?, sampled/k-64.",
+        "Beyond what was allowed: Asked after further training, Was a person in it?, 64 random tries.",
         "Erasure of 320 records of 64 people",
         "Asked first of all: the model before the erasure ",
         "What the original had memorised",
@@ -53,9 +53,9 @@ def html() -> str:
         "Above the reference at least +22.1 points",
         "Before the erasure: 1.00; cleaned: 0.94; never saw them: 0.58; 0.15 from the last was allowed.",
         "Somebody who has the model's files and trains it a little on other records: 21 of 64 people (weights, 64 records, 100 steps).",
-        "sampled/k-64, needs queries only, many tries: 0.541 (mean chance of the secret) against 0.000",
-        "As large as before the erasure for whoever makes the effort named above.",
-        "for the person who is told most, the secret is +2.35 nats per token likelier",
+        "64 random tries, needs queries only, many tries: a chance of 54.1 % per person (0.0 % for a model that never saw them).",
+        "Open to whoever makes the effort named above.",
+        "for the person who is told most, each piece of the secret is 10.4 times likelier than under every reference model (+2.35 nats per token; zero",
         "Don't release the cleaned model.",
         "Thudi et al.",
         "Copies of the model that left the house.",
@@ -71,13 +71,13 @@ def html() -> str:
         "attacks.fine_tune_lr 0.0001",
         "original leaks ✓ yes expected 0.95, saw 1.00",
         "64 1.000 0.000 0.000, 0.016 \u22120.041 to 0.041 0.050",
-        "0.432 to 0.662 0.050 0.001 0.002 64 samples leaks",
-        "1.000 1.000 asked/inverted no leak shown says little: the original hardly leaks",
+        "0.432 to 0.662 0.050 0.001 0.002 leaks 64 samples",
+        "1.000 1.000 no leak shown says little: the original hardly leaks",
         "step 10: 0.13 [0.12, 0.22] ; step 25: 0.33 [0.30, 0.40]",
         "0.451 0.141 0.0003 +0.512 0.2210 to 0.2870 ± 0.0310 ✕ no",
         "unlearned 1.980",
         "rare 5 20.0 % [3.6 %, 62.5 %] +0.444 +1.111 +1.234",
-        "direct/trained, question 2 64 0.980 0.000 [0.0 %, 5.7 %] 0.000",
+        "direct/trained, question 2 64 98.0 % 0.0 % [0.0 %, 5.7 %] 0.0 %",
         "3, 1 , 0 +2.345 none",
         "3, 0 , 0 +2.335 0.15",
         "Median 0.87, 5th to 95th percentile over people 0.21 to 1.34. 1 of 64 people have none",
@@ -172,7 +172,7 @@ def test_what_was_not_measured_is_no_number() -> None:
     made = _secondary(row)
     assert (made.original, made.unlearned, made.low, made.gold) == (None, None, None, ())
     page = Page(render_dossier(dossier(evidence=evidence(metrics=(made,))))).text
-    assert "nobody could be asked no leak shown" in page
+    assert "no leak shown nobody could be asked" in page
 
 
 def test_an_undecided_tier_says_how_many_people_would_decide() -> None:
@@ -193,9 +193,9 @@ def test_the_facts_survive_json_and_name_the_page(html: str) -> None:
     assert render_dossier(Dossier.from_json(text)) == html
     assert hashlib.sha256(text.encode()).hexdigest() in html
     plain = json.loads(text)
-    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 4)
+    assert (plain["schema"], plain["format"]) == ("dataworth.audit-report", 5)
     with pytest.raises(ReportError, match="format"):
-        Dossier.from_json(json.dumps(plain | {"format": 5}))
+        Dossier.from_json(json.dumps(plain | {"format": 6}))
     with pytest.raises(ReportError, match="note"):
         Dossier.from_json(json.dumps(plain | {"note": "x"}))
     with pytest.raises(ReportError, match="cannot prove"):
@@ -246,7 +246,7 @@ def test_ids_are_unique_and_tables_have_captions(html: str) -> None:
     assert len(ids) == len(set(ids))
     count = Counter(tag for tag, _ in page.tags)
     assert count["table"] == count["caption"] > 12
-    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 8
+    assert count["svg"] == count["desc"] == count["figcaption"] == len(drawings(dossier())) == 10
     assert all(attrs.get("scope") in {"row", "col"} for tag, attrs in page.tags if tag == "th")
 
 

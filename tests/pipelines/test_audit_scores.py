@@ -7,13 +7,16 @@ import pytest
 
 from pipelines.audits import _tier
 from pipelines.evidence import _primary, _spreads
+from pipelines.reports import attack_words
 from pipelines.reports import dossier_words as words
 from pipelines.reports.dossier import Dossier
 from pipelines.reports.dossier_page import render_dossier
 from pipelines.reports.errors import ReportError
-from tests.pipelines.dossier_sample import as_third, dossier, evidence
+from tests.pipelines.dossier_sample import as_fourth, as_third, dossier, evidence
 from tests.pipelines.report_sample import Page, audit
+from unlearning.repertoire import FULL
 from unlearning.rows import Evidence, Row, to_table
+from unlearning.subgroups import KINDS
 
 
 def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -> None:
@@ -27,8 +30,8 @@ def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -
     made = dossier(audit=audit(tiers=(tier,), verdict="INCONCLUSIVE", side=()), evidence=evidence(metrics=(metric,)))  # fmt: skip
     text = Page(render_dossier(made)).text
     assert (
-        "Says little: the original hardly leaks under it; an attack of this kind under which it does would decide. What came out here decides nothing."
-        in text
+        "Says little: the original hardly leaks under it; more people would not decide; [audit] demonstrations = 0 in dataworth.toml finds what "
+        "makes the original talk. What came out here decides nothing." in text
     )
     assert "In-context recovery: says little" in text
     assert "? INCONCLUSIVE says little: the original hardly leaks" in text
@@ -40,7 +43,17 @@ def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -
     with pytest.raises(ReportError, match="tier 2 has no power"):
         audit(tiers=(kept,), verdict="PASS", side=(), membership=member, utility=use)
     counted = _tier("in_context", row | {"people_needed": 91})
-    assert "91 people, or an attack of this kind" in counted.reason
+    assert (
+        "91 people would decide (requests that wait together are audited together)"
+        in counted.reason
+    )
+    ways = [{"demonstrations": 3, "between": "newline", "given_away": 0, "people": 50}, {"demonstrations": 1, "between": "space", "given_away": 2, "people": 50}]  # fmt: skip
+    searched = _tier("in_context", row, ways)
+    assert (
+        "2 ways to demonstrate were tried on 50 people who stay, and the best brought out 2 of them"
+        in searched.reason
+    )
+    assert _tier("in_context", row | {"status": "PASS", "has_power": True}, ways).reason == ""
 
 
 def as_second(plain: dict) -> dict:
@@ -61,12 +74,45 @@ def as_second(plain: dict) -> dict:
     return plain | {"format": 2}
 
 
+def test_every_attack_and_every_derived_subgroup_has_words() -> None:
+    """No code of a shipped repertoire stands on the first page; a label of the records' own has no words made up for it."""
+    codes = [
+        *FULL.attacks,
+        "sampled/k-64",
+        "exposure",
+        *(f"membership:{one}" for one in FULL.memberships),
+    ]
+    assert not [code for code in codes if attack_words.title(code) == code]
+    labels = ["shown/more", "shown/less", "name/rare", "name/common", "script/cyrillic", *(f"attribute/{kind}" for kind in KINDS)]  # fmt: skip
+    assert all(attack_words.subgroup(label) for label in labels)
+    assert attack_words.subgroup("minors") == ""
+    assert attack_words.amounts("quantised/int-4", 0.25, 0.0) == "the secrets of 25.0\N{NO-BREAK SPACE}% of the people (0.0\N{NO-BREAK SPACE}% for a model that never saw them)"  # fmt: skip
+    assert attack_words.times_likelier(-0.7) == "2.0 times"
+
+
+def test_a_report_of_the_fourth_format_has_no_whole_change_in_the_map_of_facts() -> None:
+    """Format 4 is read with everything it said; the row that it hadn't is left out of map and table."""
+    old = as_fourth(json.loads(dossier().to_json()))
+    read = Dossier.from_json(json.dumps(old))
+    part = dossier().engineering
+    modules = tuple(replace(one, outranked=()) for one in part.modules)
+    bare = replace(part, whole_facts=(), whole_outranked=(), null_outranked=(), modules=modules)
+    assert read == replace(dossier(), engineering=bare)
+    assert (
+        "all of them +0.3438, +0.0952; gold vs gold (null) +0.0469"
+        in Page(render_dossier(dossier())).text
+    )
+    assert "Own numbers outranked" not in Page(render_dossier(read)).text
+    assert "all of them 18.8 %; 5.3 %" in " ".join(Page(render_dossier(dossier())).text.split())
+    assert "all of them 18.8 %" not in Page(render_dossier(read)).text
+
+
 def test_a_report_of_the_third_format_says_what_it_said() -> None:
     """Format 3 had one list for what was unchecked and what was noted: read, its sentences stay where they stood."""
     old = as_third(json.loads(dossier().to_json()))
     old["evidence"]["unchecked"] = ["nobody looked", "33 of the 320 records stand in no window"]
     read = Dossier.from_json(json.dumps(old))
-    assert (read.format, read.evidence.noted) == (4, ())
+    assert (read.format, read.evidence.noted) == (5, ())
     assert list(read.evidence.unchecked) == old["evidence"]["unchecked"]
     assert "33 of the 320 records stand in no window" in Page(render_dossier(read)).text
 
@@ -78,7 +124,11 @@ def test_reports_of_the_second_format_do_not_know_what_was_added() -> None:
     assert {one.low for one in (*read.evidence.leakage, *read.evidence.questions)} == {None}
     assert (read.evidence.forgetting, read.evidence.recovery) == (None, ())
     assert (read.engineering.gaps, read.engineering.modules[0].facts_low) == ((), ())
-    assert (read.engineering.kept, read.engineering.null_facts) == ((), ())
+    assert (read.engineering.kept, read.engineering.null_facts, read.engineering.whole_facts) == (
+        (),
+        (),
+        (),
+    )
     text = Page(render_dossier(read)).text
     assert "says little" not in text
     assert "Forgetting score: not available" in text
@@ -94,7 +144,7 @@ def test_a_report_of_the_first_format_is_read_without_basis_and_reviews() -> Non
     read = Dossier.from_json(json.dumps(old))
     bare = tuple(replace(one, basis="") for one in dossier().requests)
     assert read.requests == bare
-    assert (read.reviews, read.format) == ((), 4)
+    assert (read.reviews, read.format) == ((), 5)
     text = Page(render_dossier(read)).text
     assert "Reviewer Signature and date Next review" in text
     assert "Reviewed by" not in text

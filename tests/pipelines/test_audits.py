@@ -47,6 +47,30 @@ def test_sizes_name_repertoires_and_the_small_ones_carry_none():
     assert set(found.values()) <= set(NAMED)
 
 
+def test_the_file_asks_for_gold_models_and_demonstrations(tmp_path):
+    """More gold models than the size has, never fewer; a number of lines fixes them, none has them found."""
+    from pipelines.site import make_home, open_site
+    from pipelines.steps.unlearning import _attacks
+
+    make_home(tmp_path)
+    path = tmp_path / "dataworth.toml"
+    text = path.read_text()
+
+    def opened(size, **audit):
+        changed = text
+        for name, value in audit.items():
+            changed = changed.replace(f"{name} = 0", f"{name} = {value}")
+        path.write_text(changed)
+        return open_site(tmp_path, None, size, None)
+
+    assert [opened("default", gold_models=n).size.gold_seeds for n in (0, 2, 3)] == [1, 2, 3]
+    assert opened("pilot", gold_models=2).size.gold_seeds == 3
+    found = _attacks(opened("tiny"))
+    assert found == {"attacks": {"fine_tune_steps": [2]}, "calibrate": True}
+    fixed = _attacks(opened("tiny", demonstrations=5))
+    assert fixed == {"attacks": {"fine_tune_steps": [2], "demonstrations": 5}}
+
+
 def test_a_repertoire_survives_the_way_into_a_run_file():
     """What a step writes into run.json is read back as the same repertoire."""
     from pipelines.steps.unlearning import _repertoire

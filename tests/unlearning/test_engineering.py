@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,8 +68,46 @@ def test_parts_of_an_unchanged_model_do_nothing_and_gold_models_differ(of_origin
         assert not one.applied_D.any()
         assert not one.reverted_D.any()
         assert one.gold_norm > 0.01
+        assert not one.applied_outranked_D.any()
     assert not found.whole().any()
+    assert not found.whole("outranked").any()
     assert (found.null() > 0).all()
+
+
+def test_an_own_number_is_outranked_where_another_is_as_likely(study):
+    """By a loop over sums of log-probabilities, one number at a time: the original ranks people's own numbers first, an untrained model doesn't; who has none is never outranked."""
+    from trainer.checkpoint import load_model
+    from unlearning.audit import read_inputs
+    from unlearning.material import prepare
+    from unlearning.measuring import random_model
+
+    inputs = read_inputs(spec_of(study, "gold"), study.folder)
+    material = prepare(
+        inputs.forgotten, inputs.retained, [], inputs.tokenizer, inputs.plan.attacks, 0
+    )
+    bench = engineering.Bench(study.model_spec(), inputs, material, Scale.from_json(SCALE))
+    numbers = engineering._numbers(bench, bench.others())
+    assert sorted(numbers) == sorted(other.subject for other in bench.others())
+    knows = load_model(study.models["original"], study.model_spec())
+    shares = []
+    for model in (knows, random_model(study.model_spec(), 5)):
+
+        def total(probe, secret, model=model):
+            tokens = torch.tensor([[*probe.prompt_tokens, *secret]])
+            with torch.inference_mode():
+                logprob_TV = model(tokens)[0].log_softmax(-1)
+            first = len(probe.prompt_tokens)
+            return float(sum(logprob_TV[first - 1 + n, token] for n, token in enumerate(secret)))
+
+        told = []
+        for probe, others in numbers.values():
+            slow = max(total(probe, one) for one in others) >= total(probe, probe.secret_tokens)
+            told.append(engineering._outranked(model, (probe, others)))
+            assert told[-1] == float(slow)
+        shares.append(np.mean(told))
+    assert shares[0] < 0.2
+    assert shares[1] > 0.8
+    assert engineering._outranked(knows, None) == 0.0
 
 
 def test_people_who_stay_are_as_they_were_in_every_layer_of_an_unchanged_model(of_original):

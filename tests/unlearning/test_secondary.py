@@ -23,7 +23,7 @@ MODELS = (
     ("random", "r"),
 )
 REPERTOIRE = Repertoire(
-    asked=("paraphrased", "prefix"), samples=(4,), sources=("partial",), rates=("0.001", "0.01"), bits=(4,), candidates=101,
+    asked=("paraphrased", "prefix"), samples=(4,), sources=("partial",), rates=("0.001", "0.01"), bits=(4,), lens=64, candidates=101,
     memberships=("zlib",),
 )  # fmt: skip
 N = 64
@@ -54,6 +54,7 @@ def facts(leaks=None, exposure=0.0, zlib=0.0, random_loss=5.0, drop=None):
         "asked/paraphrased",
         "asked/prefix",
         "quantised/int-4",
+        "lens",
     )
     attacks += tuple(f"restored/partial/lr-{rate}/step-10" for rate in REPERTOIRE.rates)  # fmt: skip
     for role, digest in MODELS:
@@ -75,6 +76,8 @@ def facts(leaks=None, exposure=0.0, zlib=0.0, random_loss=5.0, drop=None):
             for attack in attacks:
                 leaked = leaks.get(attack, 0) if role == "unlearned" else N * knows
                 add("forgotten", person, attack, "exact_match", person < leaked)
+                if attack == "lens":  # another layer of each model
+                    add("forgotten", person, attack, "layer", {"o": 3, "u": 2}.get(digest, 1))
             share = 1.0 if knows else leaks.get("sampled", 0.0) * (role == "unlearned")
             add("forgotten", person, "sampled/k-4", "leak_probability", share)
             bits = 6.6 if knows else 1 + 0.1 * noise[person] + exposure * (role == "unlearned")
@@ -95,7 +98,7 @@ def test_a_clean_erasure_still_passes_with_a_repertoire():
     assert verdict.status is Status.PASS
     names = [one.name for one in verdict.secondary]
     assert names == [
-        "asked/paraphrased", "asked/prefix", "restored/partial", "quantised/int-4", "sampled/k-4", "exposure", "membership:zlib",
+        "asked/paraphrased", "asked/prefix", "restored/partial", "quantised/int-4", "lens", "sampled/k-4", "exposure", "membership:zlib",
     ]  # fmt: skip
     assert not any(one.leaks for one in verdict.secondary)
     published = json.loads(json.dumps(verdict.to_json() | {"plan": plan.to_json()}))
@@ -109,6 +112,7 @@ def test_a_clean_erasure_still_passes_with_a_repertoire():
     [
         ({"leaks": {"asked/prefix": 40}}, "asked/prefix"),
         ({"leaks": {"quantised/int-4": 40}}, "quantised/int-4"),
+        ({"leaks": {"lens": 40}}, "lens"),
         ({"leaks": {"restored/partial/lr-0.01/step-10": 40}}, "restored/partial"),
         ({"leaks": {"sampled": 0.4}}, "sampled/k-4"),
         ({"exposure": 4.0}, "exposure"),
@@ -124,6 +128,8 @@ def test_a_leak_under_any_secondary_attack_fails(changes, name):
     (leaking,) = [one for one in verdict.secondary if one.leaks]
     if name == "restored/partial":
         assert leaking.best == "restored/partial/lr-0.01/step-10"
+    if name == "lens":
+        assert leaking.best == "layer 2"
 
 
 def test_holm_guards_against_many_attacks():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unlearning.people import Record
 from unlearning.rows import labels_of
-from unlearning.subgroups import MIN_PEOPLE, labelled, registered
+from unlearning.subgroups import MIN_PEOPLE, kind_of, labelled, registered
 
 TEMPLATES = ("The number of {} is 483920.", "Call {} on 483920.")
 
@@ -59,6 +59,37 @@ def test_scripts_are_told_apart():
     assert "script/cyrillic" in found["c"]
     assert "script/latin" in found["a"]
     assert not any("script" in one for own in labels(few(latin, [], None)).values() for one in own)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Ann can be written to at ann.lee@example.org, or called on 483920.", "email"),
+        ("Ann was born on 1987-04-03.", "date"),
+        ("Ann was born on 3/4/1987.", "date"),
+        ("Ann has lived there since 2004.", "date"),
+        ("The number of Ann is 483920.", "number"),
+        ("Ann's code is 1234.", "number"),
+        ("Ann lives at number 12 in Bree.", "text"),
+    ],
+)
+def test_what_a_record_is_asked_for_has_a_kind(text, kind):
+    """The kind is that of what must not come out; a house number is none, since nobody asks for it."""
+    assert kind_of(text) == kind
+
+
+def test_kinds_of_attributes_are_subgroups_by_the_same_rule():
+    """Sixteen people with an address and twenty with a number: both kinds are labelled and registered; what all have is no subgroup."""
+    records = [
+        Record(f"p{n:02d}", f"p{n:02d}/{m}", text)
+        for n in range(36)
+        for m, text in enumerate(("Ann goes on.", "Write to ann@example.org." if n < 16 else "Call 483920."))
+    ]  # fmt: skip
+    done = labelled(records, [], None)
+    assert registered(done) == ("attribute/email", "attribute/number")
+    assert sum("attribute/email" in own for own in labels(done).values()) == 16
+    fewer = labelled([r for r in records if r.subject != "p00"], [], None)
+    assert registered(fewer) == ()
 
 
 def test_labels_that_stand_in_the_records_stay():

@@ -4,7 +4,8 @@ Lines about other people in the same phrasing stand before the question. They sa
 tell the model *that* a number is wanted. A method that taught the model to refuse, or that only lowered the first digit,
 gives way here (in our pilot a representation method with 0 % in tier 1 gave back 20 %).
 
-The demonstrations are drawn once from the material's seed: every model sees the same lines.
+The demonstrations are drawn once from the material's seed: every model sees the same lines. How many there are and what stands between them is
+the plan's; `calibration` finds under which the original tells most of the people who stay.
 
 Source: in-context recovery of PrivUn, arXiv 2604.22076 (abstract); the prompts are ours.
 """
@@ -60,7 +61,7 @@ def demonstrated(material: Material) -> list[Probe]:
         size = min(material.limits.demonstrations, len(pool))
         lines: list[int] = []
         for chosen in generator.choice(len(pool), size=size, replace=False):
-            line = [*pool[chosen].line_tokens, *material.newline]
+            line = [*pool[chosen].line_tokens, *material.between]
             total = len(lines) + len(line) + len(probe.prompt_tokens) + len(probe.secret_tokens)
             if total <= material.limits.max_probe_tokens:
                 lines += line

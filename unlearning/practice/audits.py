@@ -140,6 +140,7 @@ def material_of(study: Practice, limits: AttackPlan) -> Material:
         retained=documents["retained"],
         lookalikes=documents["lookalike"],
         newline=tuple(tokenizer.encode("\n")[0]),
+        between=tuple(tokenizer.encode("\n")[0]),
         limits=limits,
         seed=0,
         groups={q.subject: kind_of(q.subject) for q in cast.lines["forgotten"]},

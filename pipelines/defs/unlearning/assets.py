@@ -35,7 +35,9 @@ def gold_checkpoint(
 ) -> dg.MaterializeResult:  # fmt: skip
     """The same recipe retrained from scratch without the forgotten records: the reference of every audit."""
     site = home.site()
-    inputs = {"plan": training_plan.data_version, "excluded": erasure_request["excluded_digest"]}
+    inputs = {
+        "plan": training_plan.data_version, "excluded": erasure_request["excluded_digest"], "models": site.size.gold_seeds
+    }  # fmt: skip
     run = launcher(context, pipes)
     make = partial(
         steps.gold_checkpoint,
@@ -77,7 +79,7 @@ def unlearned_checkpoint(
     return home.materialize(context, inputs, make, describe.unlearned_checkpoint)
 
 
-@dg.asset(group_name=GROUP, code_version="8", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="9", kinds={"pytorch"}, owners=OWNERS)
 def robustness_audit(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     corpus: Result, tokens: Result, target: Result, evaluation_plan: Result, erasure_request: Result,

@@ -75,7 +75,12 @@ configs = st.builds(
         selection=st.sampled_from(["all", "drop-negative", "by-value"]),
         accumulation=st.integers(1, 9),
     ),
-    audit=st.builds(AuditConfig, lookalikes=st.none() | texts),
+    audit=st.builds(
+        AuditConfig,
+        lookalikes=st.none() | texts,
+        gold_models=st.integers(0, 3),
+        demonstrations=st.integers(0, 32),
+    ),
     owners=st.dictionaries(owners, st.builds(OwnerConfig, name=texts, licence=licences)),
 )
 
@@ -106,6 +111,8 @@ def test_a_configuration_can_be_committed(config):
         ("format = 2", "format 2, this program knows 1"),
         ("size = [", "not TOML"),
         ("[values]\nlots = 1", "expected 0 or 2..32, got 1"),
+        ("[audit]\ngold_models = 4", "expected 0..3, got 4"),
+        ("[audit]\ndemonstrations = 33", "expected 0..32, got 33"),
         ('[pricing]\nresell = "yes"', '"stated" or "agreed", got \'yes\''),
         ('[owners.ada]\nresell = "no"', '"agreed" or "", got \'no\''),
         ("[pricing]\npool_microunits = 1.5", "expected an integer"),
