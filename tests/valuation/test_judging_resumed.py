@@ -1,13 +1,18 @@
 """The judge as a run: killed in the middle of its retrainings it goes on, and says what an unbroken one says, bit for bit."""
 
 import hashlib
+import io
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from trainer_corpus import END, make_run, write_corpus
 
@@ -15,8 +20,11 @@ from trainer.data import TokenStore
 from trainer.model import Transformer, init_parameters
 from trainer.shape import ModelSpec
 from trainer.spec import BatchSpec, RunSpec, save_run
-from valuation import judging
+from valuation import inrun, judging
+from valuation.errors import GradientError
 from valuation.influence import TokenSet, dot
+from valuation.influence.scores import Scores
+from valuation.subsets import random_subsets
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = ModelSpec(vocab_size=END + 1, num_layers=1, dim=16, num_heads=2, num_kv_heads=1, ffn_dim=16)
@@ -35,8 +43,8 @@ def start(home: Path, name: str) -> tuple[RunSpec, Path]:
         home, name, steps=0, kind="gradients", entry="valuation.judging:run", model=MODEL, batch=BatchSpec(rows=4, length=32),
         extra={
             "target": str(home / "target"), "target_digest": digest_of(home / "target"), "test": str(home / "test"),
-            "test_digest": digest_of(home / "test"), "scores": str(home / "scores"), "epochs": 2, "subsets": 12, "seeds": 1,
-            "top_queries": 2, "random_sets": 2, "curve_percents": [25], "curve_seeds": 2, "jobs": 1,
+            "test_digest": digest_of(home / "test"), "scores": str(home / "scores"), "credits": str(home / "credits"), "epochs": 2,
+            "subsets": 12, "seeds": 1, "again": 10, "top_queries": 2, "random_sets": 2, "curve_percents": [25], "curve_seeds": 2, "jobs": 1,
         },
     )  # fmt: skip
     save_run(run, home / name)
@@ -45,10 +53,16 @@ def start(home: Path, name: str) -> tuple[RunSpec, Path]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens and the scores that are to be judged."""
+    """Tokens, and the scores and in-run credits that are to be judged."""
     home = tmp_path_factory.mktemp("judging")
     write_corpus(home / "tokens", 40)
     start(home, "first")
+    training = make_run(
+        home, "credits", steps=3, kind="gradients", entry="valuation.inrun:train", model=MODEL, batch=BatchSpec(rows=4, length=32),
+        extra={"target": str(home / "target"), "target_digest": digest_of(home / "target")},
+    )  # fmt: skip
+    save_run(training, home / "credits")
+    assert inrun.train(training, home / "credits") == 0
     train, queries = (
         TokenSet.of(TokenStore.open(home / name), 32) for name in ("tokens", "target")
     )
@@ -81,3 +95,48 @@ def test_kill_9_between_retrainings_goes_on_to_the_same_words(home: Path) -> Non
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     for name in (judging.JUDGEMENT_FILE, judging.ROWS_FILE):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_in_run_credit_is_judged_on_the_target_as_a_whole(home: Path) -> None:
+    """A row for the credits, with those of the training; records that it never reached have none of it; the ceiling stands beside all."""
+    run, judged = start(home, "with-credit")
+    assert judging.run(run, judged) == 0
+    document = json.loads((judged / judging.JUDGEMENT_FILE).read_bytes())
+    assert list(document["whole"]) == ["bm25", "dot", "inrun.trapezoid", "random"]  # JCS sorts
+    assert "inrun.trapezoid" not in document["beside"]
+    assert document["ceiling"]["subsets"] == document["again"] == 10
+    rows = (judged / judging.ROWS_FILE).read_bytes()
+    assert judging.contradictions(document, rows) == []
+    table = pq.read_table(io.BytesIO(rows)).to_pylist()
+    of_credit = [row for row in table if row["method"] == "inrun.trapezoid"]
+    assert {row["query"] for row in of_credit} == {judging.WHOLE}
+    scores = Scores.load(home / "scores")
+    (credit_N,) = judging.in_run_credits(home / "credits", scores, run.tokens_digest, digest_of(home / "target")).values()  # fmt: skip
+    books = {row["index"]: row for row in pq.read_table(home / "credits" / inrun.INFLUENCE_FILE).to_pylist()}  # fmt: skip
+    earned = [books[index] for index in scores.train_index_N.tolist()]
+    assert credit_N.tolist() == [row["credit"] for row in earned]
+    assert all(row["credit"] == 0 for row in earned if not row["steps_seen"])
+    assert any(row["steps_seen"] == 0 for row in earned)
+    half_MN = random_subsets(12, len(credit_N), 0.5, np.random.default_rng(run.seed))
+    assert [row["value"] for row in of_credit] == pytest.approx((half_MN @ credit_N).tolist())
+    for place, what in (("whole", "LDS of inrun.trapezoid"), ("ceiling", "ceiling, each")):
+        key = "inrun.trapezoid" if place == "whole" else "each"
+        better = document[place] | {key: document[place][key] | {"estimate": "0.876543"}}
+        (said,) = judging.contradictions(document | {place: better}, rows)
+        assert said.startswith(what)
+    (said,) = judging.contradictions(document | {"format": 1}, rows)
+    assert said.startswith("format: expected 2, got 1")
+
+
+def test_credits_of_another_training_are_refused(home: Path, tmp_path: Path) -> None:
+    """Other tokens, another target, a record that the training didn't have: named, never a silent zero."""
+    run, _ = start(home, "refusing")
+    scores, target = Scores.load(home / "scores"), digest_of(home / "target")
+    for tokens, aim, item in (("1" * 64, target, "tokens"), (run.tokens_digest, "1" * 64, "target")):  # fmt: skip
+        with pytest.raises(GradientError, match=f"{item}_digest: expected 1"):
+            judging.in_run_credits(home / "credits", scores, tokens, aim)
+    shutil.copy(home / "credits" / "result.json", tmp_path)
+    books = pq.read_table(home / "credits" / inrun.INFLUENCE_FILE)
+    pq.write_table(books.slice(1), tmp_path / inrun.INFLUENCE_FILE)
+    with pytest.raises(GradientError, match="got none for 1, the first at index"):
+        judging.in_run_credits(tmp_path, scores, run.tokens_digest, target)
