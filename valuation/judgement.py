@@ -165,6 +165,8 @@ class Judgement:
     """LDS less BM25's, on the same draws."""
     whole: dict[str, Estimate]
     """LDS of the target as a whole, of the method first, of all that stands `beside`, and of what knows no single query."""
+    reached: dict[str, int]
+    """Of what knows no single query: records with another value than 0. With none it has no LDS, because it ranks nothing."""
     ceiling: Ceiling | None
     """How high an LDS could be; None where no subset has losses of two seeds."""
     top: TopRemoval | None
@@ -213,6 +215,7 @@ class Judgement:
             "beside": {name: _text(found) for name, found in self.beside.items()},
             "above_bm25": _text(self.above_bm25),
             "whole": {name: _text(found) for name, found in self.whole.items()},
+            "reached": self.reached,
             "ceiling": "none" if self.ceiling is None else {
                 "each": _text(self.ceiling.each), "whole": _text(self.ceiling.whole), "subsets": self.ceiling.subsets, "seeds": self.ceiling.seeds,
             },
@@ -306,7 +309,10 @@ def judge(  # noqa: PLR0913 - a judgement has that many parts
     half_MN = random_subsets(effort.subsets, len(records_N), 0.5, generator)
     methods = {scores.method: scores.scores_QN, BM25: bm25(train, queries).scores_QN}
     methods |= {**(others or {}), CONTROL: random(train, queries, generator).scores_QN}
-    blind = {name: np.asarray(value_N)[None] for name, value_N in (whole or {}).items()}
+    reached = {name: int(np.count_nonzero(value_N)) for name, value_N in (whole or {}).items()}
+    blind = {
+        name: np.asarray(value_N)[None] for name, value_N in (whole or {}).items() if reached[name]
+    }
     if twice := sorted(set(methods) & set(blind)):
         raise EvaluationError(f"whole: expected names of their own, got {twice} twice")
     told = {name: predicted(scores_QN, half_MN) for name, scores_QN in (methods | blind).items()}
@@ -339,6 +345,7 @@ def judge(  # noqa: PLR0913 - a judgement has that many parts
         above_bm25=lds_difference(
             scores.scores_QN, methods[BM25], half_MN, loss_MQ, np.random.default_rng(seed), effort.draws
         ),
+        reached=reached,
         whole={name: judged(name, whole=True) for name in (*names, *blind, CONTROL)},
         ceiling=Ceiling.of(repeated_RKQ, effort, seed) if repeated_RKQ.shape[1] else None,
         top=_top(scores, setting, directory, effort, seed, jobs),

@@ -85,6 +85,8 @@ class Judged:
     """What a query loses without its top records, less what it loses without random ones, in nats; None where it was off."""
     whole: tuple[MethodScore, ...] = ()
     """The same of the target as a whole, in-run credit among them; empty as `scores`."""
+    reached: int | None = None
+    """Scored records that the in-run training reached; with none it has no score. None where no in-run credit was judged."""
     again: int = 0
     """Subsets that were retrained under a second seed, for the ceilings."""
     ceiling: Estimate | None = None

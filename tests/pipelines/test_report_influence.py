@@ -36,6 +36,7 @@ def test_the_judgement_shows_scores_gaps_and_what_too_few_retrainings_cannot_tel
     assert "expected above 0.71 [0.55, 0.82], and on the target as a whole above 0.68 [0.21, 0.90]" in page.text  # fmt: skip
     assert "random +0.01; at most 0.71" in page.text
     assert "inrun.trapezoid +0.17" in page.text
+    assert "reached 301 of the 512 scored records; to the others it gave none." in page.text
     part = data.influence
     assert isinstance(part, Influence)
     assert isinstance(part.judged, Judged)

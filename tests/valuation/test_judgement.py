@@ -195,7 +195,9 @@ def test_values_of_the_whole_target_have_a_row_there_and_nowhere_else(world):
     setting, scores, folder, _ = world
     worth_N = np.repeat([1.0, 1.0, -1.0], 16)
     effort = Effort(subsets=24, top_queries=0, draws=200)
-    found = judge(scores, setting, folder, effort, whole={"worth": worth_N, "flipped": -worth_N})
+    whole = {"worth": worth_N, "flipped": -worth_N, "silent": np.zeros(48)}
+    found = judge(scores, setting, folder, effort, whole=whole)
+    assert found.reached == {"worth": 48, "flipped": 48, "silent": 0}
     assert list(found.whole) == [scores.method, "bm25", "worth", "flipped", "random"]
     assert list(found.beside) == ["bm25", "random"]
     assert found.whole["worth"].low > 0 > found.whole["flipped"].high
