@@ -26,6 +26,7 @@ from valuation.evaluation import agreement
 from valuation.influence.scores import Scores
 from valuation.inrun import INFLUENCE_FILE
 from valuation.judgement import BM25, CONTROL, FORMAT, Effort, estimate_of, judge, verdict_of
+from valuation.planting import plant
 from valuation.subsets import Setting
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ WHOLE = -1
 EXIT_DONE = 0
 _EXTRA = {
     "target", "target_digest", "test", "test_digest", "scores", "credits", "epochs", "subsets", "seeds", "again", "top_queries", "random_sets",
-    "curve_percents", "curve_seeds", "jobs",
+    "curve_percents", "curve_seeds", "planted", "jobs",
 }  # fmt: skip
 _ROUNDING = 1e-6  # of the decimals in a document
 
@@ -57,7 +58,7 @@ def run(spec: RunSpec, directory: Path) -> int:
     Args:
         spec: one process; `config` has model, optimiser and batch of the retrainings, `config.extra` holds `target` (token folder) and
             `target_digest`, `test` and `test_digest` (the held-out part that curves are measured on, which no score has seen), `scores` (folder),
-            `credits` (folder of the in-run training), `epochs`, `subsets`, `seeds`, `again`, `top_queries`, `random_sets`, `curve_percents`, `curve_seeds`, `jobs` (processes; they change no bit).
+            `credits` (folder of the in-run training), `epochs`, `subsets`, `seeds`, `again`, `top_queries`, `random_sets`, `curve_percents`, `curve_seeds`, `planted` (records of each kind that `valuation.planting` plants; 0: none), `jobs` (processes; they change no bit).
         directory: the run's folder; the bank, judged.parquet, judgement.json and, last, result.json are written there.
 
     Returns:
@@ -100,8 +101,13 @@ def run(spec: RunSpec, directory: Path) -> int:
         whole=credit,
         jobs=int(extra["jobs"]),
     )
+    planted = (
+        plant(scores, setting, directory, int(extra["planted"]), seed=spec.seed).document()
+        if extra["planted"]
+        else "none"
+    )
     write_atomic(directory / ROWS_FILE, rows_of(found))
-    write_atomic(directory / JUDGEMENT_FILE, jcs(found.document()))
+    write_atomic(directory / JUDGEMENT_FILE, jcs(found.document() | {"planted": planted}))
     write_result(
         directory,
         {

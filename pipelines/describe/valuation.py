@@ -107,10 +107,26 @@ def value_judgement(result: "Result") -> Mapping[str, Any]:
         "verdict": document["verdict"], "in words": told(document), "run": result["run"],
         "linear datamodeling score": _scores_md(part.scores, part.ceiling),
         "linear datamodeling score, target as a whole": _scores_md(part.whole, part.ceiling_whole),
-        **plots(*judgement_drawings(part).values()),
+        **plots(*judgement_drawings(part).values()), **_planted(document["planted"]),
         "scored records with in-run credit": part.reached, "subsets": document["subsets"], "subsets trained twice": document["again"], "records": document["records"], "queries": document["queries"],
         "records distinct from 0": document["distinct_from_zero"],
         "top removal, nats": "off" if top == "none" else f"{top['estimate']} ({top['low']} to {top['high']})",
+    }  # fmt: skip
+
+
+def _planted(found: "dict[str, Any] | str") -> dict[str, Any]:
+    """What values make of planted records and of attacks, where the size tries them."""
+    if isinstance(found, str):
+        return {"planted records and attacks": "not tried at this size"}
+    ends = [
+        [kind, found["records"], *(float(text[name]) for name in ("estimate", "low", "high"))]
+        for kind, text in found["auc"].items()
+    ]
+    gains = [[name, 100 * float(gain)] for name, gain in found["gains"].items()]
+    words = "gain of the owner of most judged records, % of all that is paid by these values"
+    return {
+        "planted records": table_md(["kind", "records", "AUC of low values (0.5: not found)", "low", "high"], ends),
+        "attacks": table_md(["attack", words], [*gains, ["its share without", 100 * float(found["share"])]]),
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def judgement_inputs(site: "Site", target: "Result", influence: "Result") -> dic
     size = site.size
     return {
         "influence": influence.data_version, "scores": influence["scores_run"], "size": size.name,
-        "effort": [size.judge_subsets, size.judge_again, size.judge_queries, EPOCHS, SEEDS, RANDOM_SETS, list(size.judge_curve), CURVE_SEEDS],
+        "effort": [size.judge_subsets, size.judge_again, size.judge_queries, EPOCHS, SEEDS, RANDOM_SETS, list(size.judge_curve), CURVE_SEEDS, size.judge_planted],
         "test": target["test_digest"],
     }  # fmt: skip
 
@@ -39,7 +39,7 @@ def value_judgement(
     size, anywhere = site.size, site.home.runs / "any"
     effort = {
         "subsets": size.judge_subsets, "seeds": SEEDS, "again": size.judge_again, "top_queries": size.judge_queries, "random_sets": RANDOM_SETS,
-        "curve_percents": list(size.judge_curve), "curve_seeds": CURVE_SEEDS,
+        "curve_percents": list(size.judge_curve), "curve_seeds": CURVE_SEEDS, "planted": size.judge_planted,
     }  # fmt: skip
     job = Job(
         kind="gradients", entry="valuation.judging:run", network=size.proxy, steps=0, seed=plan["seeds"]["proxy"],

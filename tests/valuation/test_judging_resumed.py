@@ -22,7 +22,7 @@ from trainer.shape import ModelSpec
 from trainer.spec import BatchSpec, RunSpec, save_run
 from valuation import inrun, judging
 from valuation.errors import GradientError
-from valuation.influence import TokenSet, dot
+from valuation.influence import TokenSet, ekfac
 from valuation.influence.scores import Scores
 from valuation.subsets import random_subsets
 
@@ -44,7 +44,7 @@ def start(home: Path, name: str) -> tuple[RunSpec, Path]:
         extra={
             "target": str(home / "target"), "target_digest": digest_of(home / "target"), "test": str(home / "test"),
             "test_digest": digest_of(home / "test"), "scores": str(home / "scores"), "credits": str(home / "credits"), "epochs": 2,
-            "subsets": 12, "seeds": 1, "again": 10, "top_queries": 2, "random_sets": 2, "curve_percents": [25], "curve_seeds": 2, "jobs": 1,
+            "subsets": 12, "seeds": 1, "again": 10, "top_queries": 2, "random_sets": 2, "curve_percents": [25], "curve_seeds": 2, "planted": 4, "jobs": 1,
         },
     )  # fmt: skip
     save_run(run, home / name)
@@ -69,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "scores").mkdir()
     model = Transformer(MODEL)
     init_parameters(model, 7)
-    dot.scores(model, train, queries).save(home / "scores")
+    ekfac.scores(model, train, queries).save(home / "scores")
     return home
 
 
@@ -102,7 +102,14 @@ def test_in_run_credit_is_judged_on_the_target_as_a_whole(home: Path) -> None:
     run, judged = start(home, "with-credit")
     assert judging.run(run, judged) == 0
     document = json.loads((judged / judging.JUDGEMENT_FILE).read_bytes())
-    assert list(document["whole"]) == ["bm25", "dot", "inrun.trapezoid", "random"]  # JCS sorts
+    assert list(document["whole"]) == [
+        "bm25",
+        document["method"],
+        "inrun.trapezoid",
+        "random",
+    ]  # JCS sorts
+    assert document["method"].startswith("ekfac(")
+    assert list(document["planted"]["gains"]) == ["duplicate", "noise", "shells", "shuffled"]
     assert "inrun.trapezoid" not in document["beside"]
     assert document["ceiling"]["subsets"] == document["again"] == 10
     rows = (judged / judging.ROWS_FILE).read_bytes()
