@@ -21,13 +21,25 @@ from provenance import jcs, parse_json, write_atomic
 from trainer.inputs import open_store
 from trainer.journal import RESULT_FILE, write_result
 from trainer.spec import run_digest
+from valuation.credit import DEFAULT_FORMS
 from valuation.errors import EvaluationError, GradientError
 from valuation.evaluation import agreement
 from valuation.influence.scores import Scores
-from valuation.inrun import INFLUENCE_FILE
-from valuation.judgement import BM25, CONTROL, FORMAT, Effort, estimate_of, judge, verdict_of
+from valuation.inrun import INFLUENCE_FILE, credited_steps, target_sample
+from valuation.judgement import (
+    BM25,
+    CONTROL,
+    FORMAT,
+    MIN_SUBSETS,
+    Effort,
+    estimate_of,
+    judge,
+    judged_sets,
+    verdict_of,
+)
 from valuation.planting import plant
 from valuation.subsets import Setting
+from valuation.workers import one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,6 +103,9 @@ def run(spec: RunSpec, directory: Path) -> int:
     credit = in_run_credits(
         directory / extra["credits"], scores, store.digest, extra["target_digest"]
     )
+    if effort.subsets >= MIN_SUBSETS:  # fewer rank nothing, so nothing is trained for it
+        judged_sets(scores, setting, test)  # before the first training
+        credit |= credits_alone(scores, setting, spec.seed)
     found = judge(
         scores,
         setting,
@@ -155,6 +170,40 @@ def in_run_credits(
         )
     form = result["forms"].split(",")[0]
     return {f"inrun.{form}": np.array([credit_of[name] for name in scores.record_ids])}
+
+
+def credits_alone(scores: Scores, setting: Setting, seed: int) -> dict[str, NDArray[np.float64]]:
+    """In-run credits of one training on the scored records alone, as long as a retraining on all of them.
+
+    The run that published credits saw a large corpus for a few steps, and may have reached next to none of a sample: this one asks whether
+    the *method* foretells retraining, where every record was seen.
+
+    Args:
+        scores: name the records.
+        setting: what all retrainings share; the target's sample has as many rows as a batch.
+        seed: of the weights, the order and the target's sample.
+
+    Returns:
+        `inrun.FORM.alone` → credits [N], for the target as a whole.
+    """
+    from trainer.data import BatchPlan
+    from trainer.model import Transformer, init_parameters
+
+    (store, target), batch = setting.stores(), setting.batch
+    ours = set(scores.record_ids)
+    others = {name for index in store.live_N if (name := store.record_id(int(index))) not in ours}
+    plan = BatchPlan(store, seed, batch, excluded=others)
+    tokens = setting.epochs * int(store.lengths_N[scores.train_index_N].sum())
+    steps = -(-tokens // (batch.rows * batch.length))
+    optim = replace(setting.optim, warmup_steps=min(setting.optim.warmup_steps, steps // 5))
+    model = Transformer(setting.model)
+    init_parameters(model, seed)
+    aim = target_sample(target, seed, batch.rows, batch.length, batch.rows)
+    credit_N = np.zeros(store.size)
+    with one_thread():
+        for step in credited_steps(model, plan, aim, optim, steps, forms=DEFAULT_FORMS):
+            np.add.at(credit_N, step.segments.index_S, step.credits_S[DEFAULT_FORMS[0]])
+    return {f"inrun.{DEFAULT_FORMS[0]}.alone": credit_N[scores.train_index_N]}
 
 
 def rows_of(found: Judgement) -> bytes:

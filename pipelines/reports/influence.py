@@ -86,7 +86,7 @@ class Judged:
     whole: tuple[MethodScore, ...] = ()
     """The same of the target as a whole, in-run credit among them; empty as `scores`."""
     reached: int | None = None
-    """Scored records that the in-run training reached; with none it has no score. None where no in-run credit was judged."""
+    """Scored records that the published in-run training reached; with none it has no score. None where no in-run credit was judged."""
     again: int = 0
     """Subsets that were retrained under a second seed, for the ceilings."""
     ceiling: Estimate | None = None

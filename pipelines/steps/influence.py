@@ -97,7 +97,7 @@ def judged(document: dict[str, Any]) -> Judged:
     return Judged(
         verdict=document["verdict"], words=told(document), subsets=document["subsets"],
         scores=scores({document["method"]: document["lds"], **document["beside"]}),
-        whole=scores({document["method"]: document["whole"][document["method"]], **document["whole"]}), reached=sum(document["reached"].values()) if document["reached"] else None, again=document["again"],
+        whole=scores({document["method"]: document["whole"][document["method"]], **document["whole"]}), reached=min(document["reached"].items())[1] if document["reached"] else None, again=document["again"],
         ceiling=estimate(ceiling["each"]) if ceiling else None, ceiling_whole=estimate(ceiling["whole"]) if ceiling else None,
         above_bm25=estimate(document["above_bm25"]), records=document["records"], distinct=document["distinct_from_zero"],
         top=None if document["top"] == "none" else estimate(document["top"]),

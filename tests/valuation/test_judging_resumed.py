@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,12 @@ from trainer_corpus import END, make_run, write_corpus
 from trainer.data import TokenStore
 from trainer.model import Transformer, init_parameters
 from trainer.shape import ModelSpec
-from trainer.spec import BatchSpec, RunSpec, save_run
+from trainer.spec import BatchSpec, Excluded, RunSpec, save_run
 from valuation import inrun, judging
 from valuation.errors import GradientError
 from valuation.influence import TokenSet, ekfac
 from valuation.influence.scores import Scores
-from valuation.subsets import random_subsets
+from valuation.subsets import Setting, random_subsets
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = ModelSpec(vocab_size=END + 1, num_layers=1, dim=16, num_heads=2, num_kv_heads=1, ffn_dim=16)
@@ -106,6 +107,7 @@ def test_in_run_credit_is_judged_on_the_target_as_a_whole(home: Path) -> None:
         "bm25",
         document["method"],
         "inrun.trapezoid",
+        "inrun.trapezoid.alone",
         "random",
     ]  # JCS sorts
     assert document["method"].startswith("ekfac(")
@@ -123,6 +125,7 @@ def test_in_run_credit_is_judged_on_the_target_as_a_whole(home: Path) -> None:
     earned = [books[index] for index in scores.train_index_N.tolist()]
     assert credit_N.tolist() == [row["credit"] for row in earned]
     assert all(row["credit"] == 0 for row in earned if not row["steps_seen"])
+    assert document["reached"]["inrun.trapezoid.alone"] == len(earned), "it saw every record"
     assert document["reached"]["inrun.trapezoid"] == sum(row["steps_seen"] > 0 for row in earned) < len(earned)  # fmt: skip
     half_MN = random_subsets(12, len(credit_N), 0.5, np.random.default_rng(run.seed))
     assert [row["value"] for row in of_credit] == pytest.approx((half_MN @ credit_N).tolist())
@@ -147,3 +150,34 @@ def test_credits_of_another_training_are_refused(home: Path, tmp_path: Path) -> 
     pq.write_table(books.slice(1), tmp_path / inrun.INFLUENCE_FILE)
     with pytest.raises(GradientError, match="got none for 1, the first at index"):
         judging.in_run_credits(tmp_path, scores, run.tokens_digest, target)
+
+
+def test_a_training_on_the_scored_records_alone_credits_them_and_nobody_else(home: Path) -> None:
+    """What the trainer's own in-run entry gives with all others excluded, as long as a retraining: its sums, record by record."""
+    run, _ = start(home, "alone")
+    scores = Scores.load(home / "scores")
+    part = replace(
+        scores, scores_QN=scores.scores_QN[:, ::2].copy(), train_index_N=scores.train_index_N[::2], record_ids=scores.record_ids[::2]
+    )  # fmt: skip
+    setting = Setting(
+        train=home / "tokens", train_digest=run.tokens_digest, target=home / "target", target_digest=digest_of(home / "target"),
+        model=MODEL, optim=run.config.optim, batch=run.config.batch, epochs=2,
+    )  # fmt: skip
+    ((name, credit_N),) = judging.credits_alone(part, setting, 3).items()
+    assert name == "inrun.trapezoid.alone"
+    assert (credit_N != 0).all()
+    store = TokenStore.open(home / "tokens")
+    steps = -(-2 * int(store.lengths_N[part.train_index_N].sum()) // (4 * 32))
+    left_out = home / "left-out.txt"
+    ids = [store.record_id(int(index)) for index in store.live_N]
+    left_out.write_text("".join(i.hex() + "\n" for i in ids if i not in part.record_ids))
+    optim = replace(run.config.optim, warmup_steps=min(run.config.optim.warmup_steps, steps // 5))
+    same = make_run(
+        home, "entry", steps=steps, kind="gradients", entry="valuation.inrun:train", model=MODEL, batch=BatchSpec(rows=4, length=32),
+        seed=3, optim=optim, excluded=Excluded(file=str(left_out), digest=hashlib.sha256(left_out.read_bytes()).hexdigest()),
+        extra={"target": str(home / "target"), "target_digest": digest_of(home / "target"), "target_rows": 4},
+    )  # fmt: skip
+    save_run(same, home / "entry")
+    assert inrun.train(same, home / "entry") == 0
+    books = {row["index"]: row["credit"] for row in pq.read_table(home / "entry" / inrun.INFLUENCE_FILE).to_pylist()}  # fmt: skip
+    assert credit_N.tolist() == pytest.approx([books[int(i)] for i in part.train_index_N], rel=1e-4, abs=1e-7)  # fmt: skip
