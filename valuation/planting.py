@@ -82,7 +82,7 @@ class Planted:
                 kind: {name: f"{getattr(found, name):.6f}" for name in ("estimate", "low", "high", "level")}
                 for kind, found in self.auc.items()
             },
-            "gains": {name: f"{found:.6f}" for name, found in self.gains.items()},
+            "gains": {name: f"{round(found, 6) + 0.0:.6f}" for name, found in self.gains.items()},
         }  # fmt: skip
 
 

@@ -100,6 +100,8 @@ def test_gains_are_those_of_known_values_by_hand(world):
     assert blind.gains["noise"] == pytest.approx(24 / 40 - 14 / 30)
     assert blind.gains["shuffled"] == pytest.approx(24 / 40 - 14 / 30)
     assert blind.gains["duplicate"] == pytest.approx(0), "a text is paid once"
+    rounded = dataclasses.replace(right, gains=right.gains | {"shells": -1e-17}).document()
+    assert rounded["gains"]["shells"] == "0.000000"
     document = right.document()
     assert document["gains"]["duplicate"] == "0.000000"
     assert document["auc"]["noise"]["level"] == "0.950000"
