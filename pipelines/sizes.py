@@ -67,10 +67,14 @@ class Size:
     """Rows of target records that it is scored for, a fixed sample."""
     judge_subsets: int
     """Halves of the scored records that the proxy is retrained on to judge the scores; under ten tell nothing, and say so."""
+    judge_again: int
+    """Of these, retrained once more under another seed, for the ceiling of the scores; 0: no ceiling."""
     judge_queries: int
     """Target records whose top records are taken away as well; 0: none."""
     judge_curve: tuple[int, ...]
     """Percents of the scored records taken away, and given alone, most and least valued first; none: no curves."""
+    judge_planted: int
+    """Records of noise, and of shuffled text, planted among the scored ones to see whether values find them and whether attacks would pay: four trainings and passes, about 50 CPU seconds at the default size; 0: not tried."""
     groups: int
     """Most lots, where `[values] lots` says nothing."""
     permutations: int
@@ -105,19 +109,19 @@ _MODEL = Network(num_layers=4, dim=128, num_heads=4, num_kv_heads=2, ffn_dim=352
 # 1,024 tokens, half of them people (a character-level pilot with large batches memorised nothing; see unlearning/README).
 _DEFAULT = Size(
     name="default", vocab_size=2048, model=_MODEL, proxy=_PROXY, world=2, rows=8, length=128, steps=1000, warmup=20, lr="0.003",
-    personal_repeats=160, checkpoint_every=250, influence_steps=100, attribution_rows=512, query_rows=128, judge_subsets=20, judge_queries=4, judge_curve=(10, 25, 50), groups=6, permutations=24, proxy_tokens=100_000, value_seeds=3,
+    personal_repeats=160, checkpoint_every=250, influence_steps=100, attribution_rows=512, query_rows=128, judge_subsets=20, judge_again=10, judge_queries=4, judge_curve=(10, 25, 50), judge_planted=32, groups=6, permutations=24, proxy_tokens=100_000, value_seeds=3,
     unlearn_steps=100, attack_steps=(10, 25, 50), gold_seeds=1, secondary="cheap", engineering_targets=8,
 )  # fmt: skip
 
 _TINY = Size(
     name="tiny", vocab_size=512, model=_MICRO, proxy=_MICRO, world=1, rows=8, length=128, steps=12, warmup=2, lr="0.003",
-    personal_repeats=2, checkpoint_every=6, influence_steps=4, attribution_rows=64, query_rows=64, judge_subsets=3, judge_queries=0, judge_curve=(), groups=3, permutations=4, proxy_tokens=4_000, value_seeds=2,
+    personal_repeats=2, checkpoint_every=6, influence_steps=4, attribution_rows=64, query_rows=64, judge_subsets=3, judge_again=0, judge_queries=0, judge_curve=(), judge_planted=0, groups=3, permutations=4, proxy_tokens=4_000, value_seeds=2,
     unlearn_steps=2, attack_steps=(2,), gold_seeds=1,
 )  # fmt: skip
 
 _SMALL = Size(
     name="small", vocab_size=2048, model=_PROXY, proxy=_MICRO, world=2, rows=8, length=128, steps=80, warmup=8, lr="0.003",
-    personal_repeats=40, checkpoint_every=40, influence_steps=16, attribution_rows=128, query_rows=128, judge_subsets=10, judge_queries=2, judge_curve=(), groups=4, permutations=8, proxy_tokens=40_000, value_seeds=2,
+    personal_repeats=40, checkpoint_every=40, influence_steps=16, attribution_rows=128, query_rows=128, judge_subsets=10, judge_again=10, judge_queries=2, judge_curve=(), judge_planted=0, groups=4, permutations=8, proxy_tokens=40_000, value_seeds=2,
     unlearn_steps=8, attack_steps=(10,), gold_seeds=1,
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from valuation.clusters import Clusters, cluster, minhash
+    from valuation.datamodels import Datamodel, datamodel
     from valuation.entropy import (
         EmpiricalEntropy,
         bigram_surprisal,
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "clusters": ("Clusters", "cluster", "minhash"),
+    "datamodels": ("Datamodel", "datamodel"),
     "entropy": (
         "EmpiricalEntropy",
         "bigram_surprisal",
@@ -158,6 +160,7 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "ClusterError",
     "Clusters",
+    "Datamodel",
     "EmpiricalEntropy",
     "EvaluationError",
     "Game",
@@ -199,6 +202,7 @@ __all__ = [
     "content_axis",
     "corrections",
     "cut_lots",
+    "datamodel",
     "empirical_entropy",
     "exact_banzhaf",
     "exact_semivalue",

@@ -6,6 +6,7 @@
 
 1 = the order of all retrainings is foretold; 0 = nothing is. Leaving out single records is no truth to
 hold against: for a network one record's effect is less than the noise of a retraining.
+*The target as a whole*: scores and losses are summed over queries before they are ranked, one correlation in place of Q.
 
 *Interval*: queries and subsets are both drawn, so both are resampled (with replacement, independently),
 and the LDS is computed anew from the drawn rows and columns. An interval over queries alone says nothing
@@ -83,6 +84,24 @@ def spearman_rows(x_QM: NDArray[np.float64], y_QM: NDArray[np.float64]) -> NDArr
     return np.asarray((a_QM * b_QM).sum(1) / np.where(norm_Q > 0, norm_Q, 1.0))
 
 
+def agreement(
+    x_QM: NDArray[np.float64], y_QM: NDArray[np.float64], *, whole: bool = False
+) -> NDArray[np.float64]:
+    """Spearman correlation over subsets, of each query or of the target as a whole.
+
+    Args:
+        x_QM: one number per query and subset.
+        y_QM: the same shape.
+        whole: add up queries first.
+
+    Returns:
+        rho_Q, or one number.
+    """
+    if whole:
+        x_QM, y_QM = x_QM.sum(0, keepdims=True), y_QM.sum(0, keepdims=True)
+    return spearman_rows(x_QM, y_QM)
+
+
 def predicted(scores_QN: NDArray[np.float64], member_MN: NDArray[np.bool_]) -> NDArray[np.float64]:
     """What scores foretell for subsets: the sum of the scores of a subset's records.
 
@@ -147,6 +166,8 @@ def lds(
     generator: np.random.Generator,
     draws: int = 1000,
     level: float = LEVEL,
+    *,
+    whole: bool = False,
 ) -> DatamodelingScore:
     """Linear datamodeling score with a bootstrap over queries and subsets.
 
@@ -157,6 +178,7 @@ def lds(
         generator: source of randomness of the bootstrap.
         draws: number of bootstrap draws.
         level: of the interval.
+        whole: rank the sums over queries, losses then in summed nats; `lds_Q` has one entry.
 
     Returns:
         The score, its interval and the score of each query.
@@ -165,10 +187,10 @@ def lds(
         EvaluationError: shapes that don't fit, fewer than 2 queries or subsets, a number that is not finite.
     """
     told_QM, truth_QM = _checked(scores_QN, member_MN, loss_MQ)
-    lds_Q = spearman_rows(told_QM, truth_QM)
+    lds_Q = agreement(told_QM, truth_QM, whole=whole)
     drawn_B = np.array(
         [
-            spearman_rows(told_QM[rows][:, columns], truth_QM[rows][:, columns]).mean()
+            agreement(told_QM[rows][:, columns], truth_QM[rows][:, columns], whole=whole).mean()
             for rows, columns in _draws(told_QM, draws, generator)
         ]
     )
@@ -242,9 +264,9 @@ class Reliability:
 
     split_half: Estimate
     """Mean over queries of the halves' rank correlation, carried to all seeds; interval over queries and subsets."""
-    ceiling: float
+    ceiling: Estimate
     """sqrt of it: the LDS, on the mean over all seeds, of scores that know the expected loss exactly."""
-    ceiling_one: float
+    ceiling_one: Estimate
     """The same on the losses of one seed: sqrt of the mean rank correlation over all pairs of seeds, >= 0."""
 
 
@@ -253,14 +275,17 @@ def reliability(
     generator: np.random.Generator,
     draws: int = 1000,
     level: float = LEVEL,
+    *,
+    whole: bool = False,
 ) -> Reliability:
     """Split-half reliability of the losses over seeds; see the module docstring.
 
     Args:
-        loss_RMQ: the same subsets retrained with R >= 2 seeds; with R odd, the last seed is left out.
+        loss_RMQ: the same subsets retrained with R >= 2 seeds; with R odd, the last seed is left out of the halves.
         generator: source of randomness of the bootstrap.
         draws: number of bootstrap draws.
-        level: of the interval.
+        level: of the intervals.
+        whole: of the losses summed over queries.
 
     Returns:
         Reliability of the mean over seeds, its ceiling, and that of one seed.
@@ -272,23 +297,35 @@ def reliability(
         raise EvaluationError(
             f"losses: expected [R, M, Q] with at least 2 seeds, got {list(loss_RMQ.shape)}"
         )
-    pairs = len(loss_RMQ) // 2
-    one_QM, two_QM = (loss_RMQ[first : 2 * pairs : 2].mean(0).T for first in (0, 1))
+    loss_RQM = loss_RMQ.transpose(0, 2, 1)
+    paired = loss_RQM[: 2 * (len(loss_RQM) // 2)]
+    first, second = np.triu_indices(len(loss_RQM), 1)
 
-    def brown(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> float:
-        r = spearman_rows(one_QM[rows][:, columns], two_QM[rows][:, columns]).mean()
-        return float(2 * r / (1 + r)) if r > -1 else -1.0
+    def found(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> tuple[float, float]:
+        seeds = [loss[rows][:, columns] for loss in loss_RQM]
+        one = [
+            agreement(seeds[a], seeds[b], whole=whole).mean()
+            for a, b in zip(first, second, strict=True)
+        ]
+        r = float(one[0])
+        if len(seeds) > 2:
+            half, other = (paired[start::2].mean(0)[rows][:, columns] for start in (0, 1))
+            r = float(agreement(half, other, whole=whole).mean())
+        return 2 * r / (1 + r) if r > -1 else -1.0, float(np.mean(one))
 
-    everything = np.arange(len(one_QM)), np.arange(one_QM.shape[1])
-    drawn_B = np.array([brown(*picked) for picked in _draws(one_QM, draws, generator)])
-    split_half = _percentile(brown(*everything), drawn_B, level)
-    first, second = np.triu_indices(len(loss_RMQ), 1)
-    one = np.mean([spearman_rows(loss_RMQ[a].T, loss_RMQ[b].T).mean() for a, b in zip(first, second, strict=True)])  # fmt: skip
-    return Reliability(
-        split_half,
-        ceiling=max(0.0, split_half.estimate) ** 0.5,
-        ceiling_one=max(0.0, float(one)) ** 0.5,
+    everything = np.arange(loss_RQM.shape[1]), np.arange(loss_RQM.shape[2])
+    drawn_B2 = np.array([found(*picked) for picked in _draws(loss_RQM[0], draws, generator)])
+    halves, one = (
+        _percentile(estimate, drawn_B2[:, place], level)
+        for place, estimate in enumerate(found(*everything))
     )
+    return Reliability(halves, ceiling=_root(halves), ceiling_one=_root(one))
+
+
+def _root(share: Estimate) -> Estimate:
+    """Square root of an estimate and its ends; below 0 it is 0."""
+    value, low, high = (max(0.0, end) ** 0.5 for end in (share.estimate, share.low, share.high))
+    return Estimate(value, low, high, share.level)
 
 
 @dataclass(frozen=True, slots=True)

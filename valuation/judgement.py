@@ -1,7 +1,8 @@
 """The judge that runs with every valuation: one call from scores to a verdict on them.
 
     scores ── are they of these records, queries and tokens? ──▶ LDS against retrained subsets, beside baselines and a random draw
-                                                             ├▶ how far any score could come: the ceiling, with 2 or more seeds
+                                                             ├▶ the same of the target as a whole, where in-run credit is judged too
+                                                             ├▶ how far any score could come: the ceiling, from subsets of two seeds
                                                              ├▶ loss without each query's top records, against random ones
                                                              ├▶ removal and addition curves on a second held-out set
                                                              └▶ which records' values are distinct from zero
@@ -14,18 +15,22 @@ Scores of other data are refused by name of what differs, and so is a target tha
 trained on is foretold by looking it up. A method that isn't distinct from BM25 on this corpus is not worth its cost here, and
 the verdict says so. Under `MIN_SUBSETS` subsets there is no verdict but INCONCLUSIVE.
 
+*Ceiling*: no score that is blind to a training's seed can pass it (`valuation.evaluation`). With one seed, the first `again` subsets
+are retrained under the next seed and the ceiling is that of one seed's losses; with several it is that of their mean. It has an
+interval of its own, wide where few subsets are trained twice. A method that follows the very seed it is judged on may pass it.
+
 The random control has an interval at `CONTROL_LEVEL`: it stops whoever relies on the judge, and at 95 % it would do so in one
 valuation of twenty without cause.
 
-Cost: subsets x seeds + queries + random sets + 6 x shares x curve seeds small trainings, kept in the bank.
+Cost: subsets x seeds + again + queries + random sets + 6 x shares x curve seeds small trainings, kept in the bank.
 
-Legend: Q queries, N scored records, M subsets, R seeds, F shares.
+Legend: Q queries, N scored records, M subsets, K subsets trained again, R seeds, F shares.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -35,7 +40,6 @@ from valuation.evaluation import (
     LEVEL,
     Estimate,
     RecordValues,
-    Reliability,
     lds,
     lds_difference,
     predicted,
@@ -58,6 +62,7 @@ if TYPE_CHECKING:
 MIN_SUBSETS = 10
 """Fewer can't be ranked into a verdict: of 9, one swap moves a rank correlation by up to 0.1."""
 CONTROL_LEVEL = 0.999
+FORMAT = 2
 BM25, CONTROL = "bm25", "random"
 ARMS: tuple[Arm, ...] = ("top", "bottom", "random")
 Mode = Literal["remove", "add"]
@@ -70,7 +75,9 @@ class Effort:
     subsets: int = 60
     """Half subsets, >= 2; under `MIN_SUBSETS` the verdict stays open."""
     seeds: int = 1
-    """Retrainings of each subset, >= 1; with 2 or more there is a ceiling."""
+    """Retrainings of each subset, >= 1."""
+    again: int = 0
+    """Subsets retrained once more, for the ceiling: 2 .. subsets, or 0 = no ceiling. With 2 or more seeds all have been."""
     top_percent: int = 1
     """Share of the records that the top removal takes away."""
     top_queries: int | None = None
@@ -88,6 +95,10 @@ class Effort:
         least = {"subsets": 2, "seeds": 1, "random_sets": 1, "curve_seeds": 1, "draws": 1}
         short = {name: getattr(self, name) for name in least if getattr(self, name) < least[name]}
         shares = (self.top_percent, *self.curve_percents)
+        if self.again and not (self.seeds == 1 and 2 <= self.again <= self.subsets):
+            raise EvaluationError(
+                f"again: expected 0, or with one seed 2 .. {self.subsets} subsets, got {self.again} with {self.seeds}"
+            )
         if short or not all(0 < share < 100 for share in shares):
             raise EvaluationError(
                 f"effort: expected at least {least} and shares within 1 .. 99 %, got {short} and {list(shares)}"
@@ -110,6 +121,37 @@ class Arms:
 
 
 @dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The LDS that scores would have that knew the expected loss."""
+
+    each: Estimate
+    """Mean over queries."""
+    whole: Estimate
+    """Of the target as a whole."""
+    subsets: int
+    """Subsets with losses of several seeds."""
+    seeds: int
+    """How many."""
+
+    @classmethod
+    def of(cls, loss_RMQ: NDArray[np.float64], effort: Effort, seed: int) -> Self:
+        """From losses of the same subsets under several seeds; of their mean, or of one where all but some subsets have one.
+
+        Args:
+            loss_RMQ: R >= 2 seeds.
+            effort: says which of the two.
+            seed: of the bootstrap.
+        """
+
+        def found(*, whole: bool) -> Estimate:
+            generator = np.random.default_rng(seed)
+            got = reliability(loss_RMQ, generator, effort.draws, whole=whole)
+            return got.ceiling if effort.seeds > 1 else got.ceiling_one
+
+        return cls(found(whole=False), found(whole=True), loss_RMQ.shape[1], len(loss_RMQ))
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """What a valuation run knows about its own scores."""
 
@@ -121,8 +163,12 @@ class Judgement:
     """LDS of everything else on the same retrainings: `BM25`, further baselines, and `CONTROL` last."""
     above_bm25: Estimate
     """LDS less BM25's, on the same draws."""
-    reliability: Reliability | None
-    """How far the losses agree with themselves under other seeds; None with one seed."""
+    whole: dict[str, Estimate]
+    """LDS of the target as a whole, of the method first, of all that stands `beside`, and of what knows no single query."""
+    reached: dict[str, int]
+    """Of what knows no single query: records with another value than 0. With none it has no LDS, because it ranks nothing."""
+    ceiling: Ceiling | None
+    """How high an LDS could be; None where no subset has losses of two seeds."""
     top: TopRemoval | None
     """Removal of each query's top records; None = off."""
     arms: tuple[Arms, ...]
@@ -130,9 +176,11 @@ class Judgement:
     values: RecordValues
     """Value per record as it is published, with flags."""
     told: dict[str, NDArray[np.float64]]
-    """What each method foretells, [Q, M]: the rows that the numbers rest on."""
+    """What each method foretells, [Q, M], or [1, M] of the target as a whole: the rows that the numbers rest on."""
     loss_RMQ: NDArray[np.float64]
-    """Measured losses."""
+    """Measured losses, summed nats."""
+    again_KQ: NDArray[np.float64]
+    """Those of the subsets that were retrained under another seed."""
     effort: Effort
     """How much was retrained."""
     seed: int
@@ -157,17 +205,20 @@ class Judgement:
         """JSON without floats, for a result file that is hashed."""
         sizes = {
             "records": len(self.values.value_N), "queries": self.loss_RMQ.shape[2], "subsets": self.effort.subsets, "seeds": self.effort.seeds,
-            "seed": self.seed, "draws": self.effort.draws, "distinct_from_zero": int(self.values.distinct_N.sum()),
+            "again": self.effort.again, "seed": self.seed, "draws": self.effort.draws, "distinct_from_zero": int(self.values.distinct_N.sum()),
         }  # fmt: skip
         return sizes | {
-            "format": 1,
+            "format": FORMAT,
             "method": self.method,
             "verdict": self.verdict,
             "lds": _text(self.lds),
             "beside": {name: _text(found) for name, found in self.beside.items()},
             "above_bm25": _text(self.above_bm25),
-            "ceiling": "none" if self.reliability is None else f"{self.reliability.ceiling:.6f}",
-            "split_half": "none" if self.reliability is None else _text(self.reliability.split_half),
+            "whole": {name: _text(found) for name, found in self.whole.items()},
+            "reached": self.reached,
+            "ceiling": "none" if self.ceiling is None else {
+                "each": _text(self.ceiling.each), "whole": _text(self.ceiling.whole), "subsets": self.ceiling.subsets, "seeds": self.ceiling.seeds,
+            },
             "top": "none" if self.top is None else _text(self.top.gap) | {"removed": self.top.removed, "queries": len(self.top.gap_Q)},
             "curves": [_curves(arms) for arms in self.arms],
         }  # fmt: skip
@@ -217,7 +268,7 @@ def _curves(arms: Arms) -> dict[str, Any]:
     }
 
 
-def judge(
+def judge(  # noqa: PLR0913 - a judgement has that many parts
     scores: Scores,
     setting: Setting,
     directory: Path,
@@ -226,6 +277,7 @@ def judge(
     seed: int = 0,
     test: Setting | None = None,
     others: Mapping[str, NDArray[np.float64]] | None = None,
+    whole: Mapping[str, NDArray[np.float64]] | None = None,
     jobs: int = 1,
 ) -> Judgement:
     """Hold scores against retrained subsets of the records that were scored.
@@ -239,6 +291,7 @@ def judge(
         test: the same with the held-out set that curves are measured on; None = `setting`.
         others: further methods' scores_QN for the same records and queries, such as baselines, by name; one called
             `BM25` takes the place of BM25 over tokens, for a vocabulary whose tokens are no words.
+        whole: values [N] of the same records for the target as a whole, by name, such as in-run credits, which know no single query.
         jobs: processes.
 
     Returns:
@@ -246,7 +299,7 @@ def judge(
 
     Raises:
         GradientError: scores of other records, queries or tokenizer.
-        EvaluationError: scores of another shape.
+        EvaluationError: scores of another shape, or a name twice.
         HeldOutError: a record of the target or of `test` that is trained on.
         ProxyError: records or queries that the tokens don't have.
     """
@@ -254,21 +307,37 @@ def judge(
     size, records_N = setting.stores()[0].size, scores.train_index_N
     generator = np.random.default_rng(seed)
     half_MN = random_subsets(effort.subsets, len(records_N), 0.5, generator)
-    member_MN = np.concatenate([spread(half_MN, records_N, size)] * effort.seeds)
-    seed_M = [seed + again for again in range(effort.seeds) for _ in half_MN]
-    found = retrain_subsets(setting, member_MN, seed_M, directory, jobs).of(scores.query_index_Q)
-    loss_RMQ = found.nll_MQ.reshape(effort.seeds, effort.subsets, -1)
-    loss_MQ = loss_RMQ.mean(0)
     methods = {scores.method: scores.scores_QN, BM25: bm25(train, queries).scores_QN}
     methods |= {**(others or {}), CONTROL: random(train, queries, generator).scores_QN}
+    reached = {name: int(np.count_nonzero(value_N)) for name, value_N in (whole or {}).items()}
+    blind = {
+        name: np.asarray(value_N)[None] for name, value_N in (whole or {}).items() if reached[name]
+    }
+    if twice := sorted(set(methods) & set(blind)):
+        raise EvaluationError(f"whole: expected names of their own, got {twice} twice")
+    told = {name: predicted(scores_QN, half_MN) for name, scores_QN in (methods | blind).items()}
+    in_store_MN = spread(half_MN, records_N, size)
+    member_MN = np.concatenate([in_store_MN] * effort.seeds + [in_store_MN[: effort.again]])
+    seed_M = [seed + number for number in range(effort.seeds) for _ in half_MN]
+    seed_M += [seed + 1] * effort.again
+    found = retrain_subsets(setting, member_MN, seed_M, directory, jobs).of(scores.query_index_Q)
+    loss_RMQ = found.nll_MQ[: effort.seeds * effort.subsets].reshape(
+        effort.seeds, effort.subsets, -1
+    )
+    again_KQ = found.nll_MQ[effort.seeds * effort.subsets :]
+    loss_MQ = loss_RMQ.mean(0)
 
-    def judged(name: str) -> Estimate:
+    def judged(name: str, *, whole: bool = False) -> Estimate:
         level = CONTROL_LEVEL if name == CONTROL else LEVEL
+        scores_QN = (
+            methods[name] if name in methods else np.repeat(blind[name], loss_MQ.shape[1], 0)
+        )
         draw = np.random.default_rng(seed)
-        return lds(methods[name], half_MN, loss_MQ, draw, effort.draws, level).lds
+        return lds(scores_QN, half_MN, loss_MQ, draw, effort.draws, level, whole=whole).lds
 
     estimates = {name: judged(name) for name in methods}
-    labels_Q = queries.labels_N.astype(np.float64)
+    repeated_RKQ = loss_RMQ if effort.seeds > 1 else np.stack([loss_MQ[: effort.again], again_KQ])
+    names = [name for name in methods if name != CONTROL]
     return Judgement(
         method=scores.method,
         lds=estimates.pop(scores.method),
@@ -276,12 +345,15 @@ def judge(
         above_bm25=lds_difference(
             scores.scores_QN, methods[BM25], half_MN, loss_MQ, np.random.default_rng(seed), effort.draws
         ),
-        reliability=reliability(loss_RMQ, np.random.default_rng(seed), effort.draws) if effort.seeds > 1 else None,
+        reached=reached,
+        whole={name: judged(name, whole=True) for name in (*names, *blind, CONTROL)},
+        ceiling=Ceiling.of(repeated_RKQ, effort, seed) if repeated_RKQ.shape[1] else None,
         top=_top(scores, setting, directory, effort, seed, jobs),
         arms=_arms(scores, test or setting, directory, effort, seed, jobs),
-        values=record_values(scores.scores_QN / labels_Q[:, None], labels_Q),
-        told={name: predicted(scores_QN, half_MN) for name, scores_QN in methods.items()},
+        values=record_values(scores.scores_QN / queries.labels_N[:, None], queries.labels_N.astype(np.float64)),
+        told=told,
         loss_RMQ=loss_RMQ,
+        again_KQ=again_KQ,
         effort=effort,
         seed=seed,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """The trainer's entry that judges scores by retraining: `valuation.judging:run`.
 
-    run.json: tokens, target, scores ──▶ judgement.json   what `valuation.judgement` found, hashed
-                                     ├▶ judged.parquet    method x query x subset: what it foretold, and the loss that came
-                                     └▶ bank/             one file per retraining; a killed run does only what is missing
+    run.json: tokens, target, scores, credits ──▶ judgement.json   what `valuation.judgement` found, hashed
+                                              ├▶ judged.parquet    method x query x subset: what it foretold, and the loss that came
+                                              └▶ bank/             one file per retraining; a killed run does only what is missing
 
 `contradictions(document, rows)` holds one against the other, so that a reader needs neither scores nor a model.
 
@@ -17,32 +17,49 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from provenance import jcs, write_atomic
+from provenance import jcs, parse_json, write_atomic
 from trainer.inputs import open_store
 from trainer.journal import RESULT_FILE, write_result
 from trainer.spec import run_digest
-from valuation.errors import EvaluationError
-from valuation.evaluation import spearman_rows
+from valuation.credit import DEFAULT_FORMS
+from valuation.errors import EvaluationError, GradientError
+from valuation.evaluation import agreement
 from valuation.influence.scores import Scores
-from valuation.judgement import BM25, CONTROL, Effort, estimate_of, judge, verdict_of
+from valuation.inrun import INFLUENCE_FILE, credited_steps, target_sample
+from valuation.judgement import (
+    BM25,
+    CONTROL,
+    FORMAT,
+    MIN_SUBSETS,
+    Effort,
+    estimate_of,
+    judge,
+    judged_sets,
+    verdict_of,
+)
+from valuation.planting import plant
 from valuation.subsets import Setting
+from valuation.workers import one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from trainer.spec import RunSpec
     from valuation.judgement import Judgement
 
 JUDGEMENT_FILE, ROWS_FILE = "judgement.json", "judged.parquet"
-MEASURED = "loss"
-"""Name of the rows that hold what was measured, nats summed over a query's tokens."""
+MEASURED, AGAIN = "loss", "loss again"
+"""Names of the rows that hold what was measured, nats summed over a query's tokens, under one seed and under the next."""
+WHOLE = -1
+"""Query of a row that is of the target as a whole."""
 EXIT_DONE = 0
 _EXTRA = {
-    "target", "target_digest", "test", "test_digest", "scores", "epochs", "subsets", "seeds", "top_queries", "random_sets",
-    "curve_percents", "curve_seeds", "jobs",
+    "target", "target_digest", "test", "test_digest", "scores", "credits", "epochs", "subsets", "seeds", "again", "top_queries", "random_sets",
+    "curve_percents", "curve_seeds", "planted", "jobs",
 }  # fmt: skip
 _ROUNDING = 1e-6  # of the decimals in a document
 
@@ -53,7 +70,7 @@ def run(spec: RunSpec, directory: Path) -> int:
     Args:
         spec: one process; `config` has model, optimiser and batch of the retrainings, `config.extra` holds `target` (token folder) and
             `target_digest`, `test` and `test_digest` (the held-out part that curves are measured on, which no score has seen), `scores` (folder),
-            `epochs`, `subsets`, `seeds`, `top_queries`, `random_sets`, `curve_percents`, `curve_seeds`, `jobs` (processes; they change no bit).
+            `credits` (folder of the in-run training), `epochs`, `subsets`, `seeds`, `again`, `top_queries`, `random_sets`, `curve_percents`, `curve_seeds`, `planted` (records of each kind that `valuation.planting` plants; 0: none), `jobs` (processes; they change no bit).
         directory: the run's folder; the bank, judged.parquet, judgement.json and, last, result.json are written there.
 
     Returns:
@@ -62,7 +79,7 @@ def run(spec: RunSpec, directory: Path) -> int:
     Raises:
         EvaluationError: settings that can't be meant.
         HeldOutError: a record of target or test that stands in the training data.
-        GradientError: scores of other data.
+        GradientError: scores or credits of other data.
         DataError: tokens are not those named.
     """
     extra = spec.config.extra
@@ -78,15 +95,34 @@ def run(spec: RunSpec, directory: Path) -> int:
         batch=spec.config.batch, epochs=int(extra["epochs"]),
     )  # fmt: skip
     effort = Effort(
-        subsets=int(extra["subsets"]), seeds=int(extra["seeds"]), top_queries=int(extra["top_queries"]),
+        subsets=int(extra["subsets"]), seeds=int(extra["seeds"]), again=int(extra["again"]), top_queries=int(extra["top_queries"]),
         random_sets=int(extra["random_sets"]), curve_percents=tuple(extra["curve_percents"]), curve_seeds=int(extra["curve_seeds"]),
     )  # fmt: skip
     test = replace(setting, target=directory / extra["test"], target_digest=extra["test_digest"])
+    scores = Scores.load(directory / extra["scores"])
+    credit = in_run_credits(
+        directory / extra["credits"], scores, store.digest, extra["target_digest"]
+    )
+    if effort.subsets >= MIN_SUBSETS:  # fewer rank nothing, so nothing is trained for it
+        judged_sets(scores, setting, test)  # before the first training
+        credit |= credits_alone(scores, setting, spec.seed)
     found = judge(
-        Scores.load(directory / extra["scores"]), setting, directory, effort, seed=spec.seed, test=test, jobs=int(extra["jobs"]),
-    )  # fmt: skip
+        scores,
+        setting,
+        directory,
+        effort,
+        seed=spec.seed,
+        test=test,
+        whole=credit,
+        jobs=int(extra["jobs"]),
+    )
+    planted = (
+        plant(scores, setting, directory, int(extra["planted"]), seed=spec.seed).document()
+        if extra["planted"]
+        else "none"
+    )
     write_atomic(directory / ROWS_FILE, rows_of(found))
-    write_atomic(directory / JUDGEMENT_FILE, jcs(found.document()))
+    write_atomic(directory / JUDGEMENT_FILE, jcs(found.document() | {"planted": planted}))
     write_result(
         directory,
         {
@@ -97,6 +133,79 @@ def run(spec: RunSpec, directory: Path) -> int:
     return EXIT_DONE
 
 
+def in_run_credits(
+    folder: Path, scores: Scores, tokens_digest: str, target_digest: str
+) -> dict[str, NDArray[np.float64]]:
+    """In-run credits of the scored records, by the name of their form; 0 where no step of that training reached a record.
+
+    Args:
+        folder: of a finished run of `valuation.inrun:train`.
+        scores: whose records are wanted.
+        tokens_digest: what that run must have trained on.
+        target_digest: and whom for.
+
+    Returns:
+        `inrun.FORM` → credits [N], for the target as a whole.
+
+    Raises:
+        GradientError: another training's credits, or a record that it didn't have.
+    """
+    import pyarrow.parquet as pq
+
+    result = parse_json((folder / RESULT_FILE).read_bytes())
+    for item, expected in (("tokens_digest", tokens_digest), ("target_digest", target_digest)):
+        if result[item] != expected:
+            raise GradientError(
+                f"credits: {item}: expected {expected}, got {result[item]}; train with credits again"
+            )
+    table = pq.read_table(folder / INFLUENCE_FILE, columns=["record_id", "credit"])
+    credit_of = dict(zip(table["record_id"].to_pylist(), table["credit"].to_pylist(), strict=True))
+    if lacking := [
+        index
+        for index, name in zip(scores.train_index_N, scores.record_ids, strict=True)
+        if name not in credit_of
+    ]:
+        raise GradientError(
+            f"credits: expected one for every scored record, got none for {len(lacking)}, the first at index {lacking[0]}"
+        )
+    form = result["forms"].split(",")[0]
+    return {f"inrun.{form}": np.array([credit_of[name] for name in scores.record_ids])}
+
+
+def credits_alone(scores: Scores, setting: Setting, seed: int) -> dict[str, NDArray[np.float64]]:
+    """In-run credits of one training on the scored records alone, as long as a retraining on all of them.
+
+    The run that published credits saw a large corpus for a few steps, and may have reached next to none of a sample: this one asks whether
+    the *method* foretells retraining, where every record was seen.
+
+    Args:
+        scores: name the records.
+        setting: what all retrainings share; the target's sample has as many rows as a batch.
+        seed: of the weights, the order and the target's sample.
+
+    Returns:
+        `inrun.FORM.alone` → credits [N], for the target as a whole.
+    """
+    from trainer.data import BatchPlan
+    from trainer.model import Transformer, init_parameters
+
+    (store, target), batch = setting.stores(), setting.batch
+    ours = set(scores.record_ids)
+    others = {name for index in store.live_N if (name := store.record_id(int(index))) not in ours}
+    plan = BatchPlan(store, seed, batch, excluded=others)
+    tokens = setting.epochs * int(store.lengths_N[scores.train_index_N].sum())
+    steps = -(-tokens // (batch.rows * batch.length))
+    optim = replace(setting.optim, warmup_steps=min(setting.optim.warmup_steps, steps // 5))
+    model = Transformer(setting.model)
+    init_parameters(model, seed)
+    aim = target_sample(target, seed, batch.rows, batch.length, batch.rows)
+    credit_N = np.zeros(store.size)
+    with one_thread():
+        for step in credited_steps(model, plan, aim, optim, steps, forms=DEFAULT_FORMS):
+            np.add.at(credit_N, step.segments.index_S, step.credits_S[DEFAULT_FORMS[0]])
+    return {f"inrun.{DEFAULT_FORMS[0]}.alone": credit_N[scores.train_index_N]}
+
+
 def rows_of(found: Judgement) -> bytes:
     """A judgement's rows as a Parquet file: columns method, query, subset, value.
 
@@ -104,20 +213,22 @@ def rows_of(found: Judgement) -> bytes:
         found: from `judge`.
 
     Returns:
-        The file. Queries and subsets are ordinals; the loss is the mean over seeds.
+        The file. Queries and subsets are ordinals, `WHOLE` in place of a query where a method knows none; the loss is the mean over seeds.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    tables = {**found.told, MEASURED: found.loss_RMQ.mean(0).T}
-    shape = found.loss_RMQ.shape[2], found.loss_RMQ.shape[1]
-    query_QM, subset_QM = np.indices(shape)
-    columns = {
-        "method": [name for name in tables for _ in range(query_QM.size)],
-        "query": np.tile(query_QM.ravel(), len(tables)),
-        "subset": np.tile(subset_QM.ravel(), len(tables)),
-        "value": np.concatenate([np.asarray(values_QM).ravel() for values_QM in tables.values()]),
-    }
+    tables = {**found.told, MEASURED: found.loss_RMQ.mean(0).T, AGAIN: found.again_KQ.T}
+    columns: dict[str, list[Any]] = {"method": [], "query": [], "subset": [], "value": []}
+    for name, value_QM in tables.items():
+        query_QM, subset_QM = np.indices(value_QM.shape)
+        columns["method"] += [name] * value_QM.size
+        columns["query"] += (
+            query_QM.ravel()
+            + (WHOLE if name in found.whole and name not in {found.method, *found.beside} else 0)
+        ).tolist()
+        columns["subset"] += subset_QM.ravel().tolist()
+        columns["value"] += value_QM.ravel().tolist()
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)
     return sink.getvalue().to_pybytes()
@@ -135,22 +246,11 @@ def contradictions(document: Mapping[str, Any], rows: bytes | pa.Table) -> list[
     """
     import pyarrow.parquet as pq
 
+    if document["format"] != FORMAT:
+        return [f"format: expected {FORMAT}, got {document['format']}; judge these values again"]
     table = pq.read_table(io.BytesIO(rows)) if isinstance(rows, bytes) else rows
-    method_R, value_R = np.array(table["method"].to_pylist()), table["value"].to_numpy()
-    shape = document["queries"], document["subsets"]
-    stated = {document["method"]: document["lds"], **document["beside"]}
-    counts = {str(name): int((method_R == name).sum()) for name in set(method_R.tolist())}
-    if counts != dict.fromkeys([*stated, MEASURED], shape[0] * shape[1]):
-        return [f"rows: expected {shape[0]} x {shape[1]} for each of {sorted([*stated, MEASURED])}, got {counts}"]  # fmt: skip
-    fall_QM = -value_R[method_R == MEASURED].reshape(shape)
-    problems = []
-    for name, text in stated.items():
-        # The judge ranks what a subset's scores add up to against how far the loss fell.
-        got = float(spearman_rows(value_R[method_R == name].reshape(shape), fall_QM).mean())
-        if abs(got - float(text["estimate"])) > _ROUNDING:
-            problems.append(
-                f"LDS of {name}: expected {got:.6f} by the rows, got {text['estimate']}"
-            )
+    misfits = _misfits(document, table)
+    problems = misfits or _by_rows(document, table)
     verdict = verdict_of(
         document["subsets"], estimate_of(document["lds"]), estimate_of(document["above_bm25"]),
         estimate_of(document["beside"][CONTROL]),
@@ -164,3 +264,56 @@ def contradictions(document: Mapping[str, Any], rows: bytes | pa.Table) -> list[
     if BM25 not in document["beside"]:
         problems.append("expected BM25 beside the method, got none")
     return problems
+
+
+def _heights(document: Mapping[str, Any]) -> dict[str, int]:
+    """Rows of queries that each method must have, and the losses."""
+    each = [document["method"], *document["beside"], MEASURED]
+    return {**dict.fromkeys(document["whole"], 1), **dict.fromkeys(each, document["queries"])}
+
+
+def _misfits(document: Mapping[str, Any], table: pa.Table) -> list[str]:
+    """Rows that are not there, or too many."""
+    names = table["method"].to_pylist()
+    subsets, again = document["subsets"], document["again"]
+    expected = {name: height * subsets for name, height in _heights(document).items()}
+    expected |= {AGAIN: document["queries"] * again} if again else {}
+    counts = {name: names.count(name) for name in sorted(set(names))}
+    if counts == expected:
+        return []
+    return [f"rows: expected {document['queries']} x {subsets}, in all {expected}, got {counts}"]
+
+
+def _by_rows(document: Mapping[str, Any], table: pa.Table) -> list[str]:
+    """Numbers that the rows don't give."""
+    method_R, value_R = np.array(table["method"].to_pylist()), table["value"].to_numpy()
+
+    def rows(name: str, queries: int) -> NDArray[np.float64]:
+        return np.asarray(value_R[method_R == name].reshape(queries, -1))
+
+    # The judge ranks what a subset's scores add up to against how far the loss fell.
+    told = {name: rows(name, height) for name, height in _heights(document).items()}
+    fall_QM = -told[MEASURED]
+    each = {document["method"]: document["lds"], **document["beside"]}
+    checks = [
+        (f"LDS of {name}", agreement(told[name], fall_QM).mean(), text)
+        for name, text in each.items()
+    ]
+    checks += [
+        (f"LDS of {name}, target as a whole", agreement(_sum(told[name]), _sum(fall_QM))[0], text)
+        for name, text in document["whole"].items()
+    ]
+    if again := document["again"]:
+        twice_QK = -rows(AGAIN, document["queries"])
+        for kind in ("each", "whole"):
+            r = agreement(fall_QM[:, :again], twice_QK, whole=kind == "whole").mean()
+            checks.append((f"ceiling, {kind}", max(0.0, r) ** 0.5, document["ceiling"][kind]))
+    return [
+        f"{what}: expected {got:.6f} by the rows, got {text['estimate']}"
+        for what, got, text in checks
+        if abs(got - float(text["estimate"])) > _ROUNDING
+    ]
+
+
+def _sum(values_QM: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(values_QM.sum(0, keepdims=True))

@@ -4,6 +4,7 @@
     copy        hand in the records of somebody else
     shell       pose as k owners
     noise       hand in records of random tokens
+    shuffled    hand in one's own texts again, in disorder
 
 An attack maps holdings (who brought which tokens) to other holdings; a *payment rule* maps holdings to a share per owner.
 The gain of an attack is what attacker and shells get after it, less what the attacker got before. A rule withstands an attack
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from valuation.detection import noise_tokens
+from valuation.detection import noise_tokens, shuffled_tokens
 from valuation.errors import EvaluationError
 
 if TYPE_CHECKING:
@@ -118,6 +119,15 @@ def add_noise(
         tuple(noise_tokens(lengths[i % len(lengths)], vocab_size, end_of_text, generator).tolist())
         for i in range(records)
     ]
+    return holdings._and(attacker, texts)  # noqa: SLF001 - same module
+
+
+def add_shuffled(
+    holdings: Holdings, attacker: str, records: int, generator: np.random.Generator
+) -> Holdings:
+    """The attacker hands in its own records again, their tokens in random order."""
+    own = holdings._of(attacker)  # noqa: SLF001 - same module
+    texts = [tuple(shuffled_tokens(own[i % len(own)], generator).tolist()) for i in range(records)]
     return holdings._and(attacker, texts)  # noqa: SLF001 - same module
 
 

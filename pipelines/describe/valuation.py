@@ -16,6 +16,8 @@ from pipelines.display import (
 
 if TYPE_CHECKING:
     from pipelines.reports.drawings import Drawing
+    from pipelines.reports.influence import MethodScore
+    from pipelines.reports.parts import Estimate
     from pipelines.results import Result
     from pipelines.site import Site
     from pipelines.steps.owners import Bank
@@ -94,21 +96,49 @@ def influence(site: "Site", result: "Result") -> Mapping[str, Any]:
 
 def value_judgement(result: "Result") -> Mapping[str, Any]:
     """Whether the values foretell retraining, beside what costs nothing."""
+    from pipelines.reports.judgement_drawings import judgement_drawings
+    from pipelines.steps.influence import judged
     from pipelines.steps.judgement import told
 
     document = result["document"]
-    rows = [
-        [name, *(float(found[key]) for key in ("estimate", "low", "high", "level"))]
-        for name, found in {document["method"]: document["lds"], **document["beside"]}.items()
-    ]
+    part = judged(document)
     top = document["top"]
     return {
         "verdict": document["verdict"], "in words": told(document), "run": result["run"],
-        "linear datamodeling score": table_md(["method", "score", "low", "high", "level"], rows),
-        "subsets": document["subsets"], "records": document["records"], "queries": document["queries"],
+        "linear datamodeling score": _scores_md(part.scores, part.ceiling),
+        "linear datamodeling score, target as a whole": _scores_md(part.whole, part.ceiling_whole),
+        **plots(*judgement_drawings(part).values()), **_planted(document["planted"]),
+        "scored records with in-run credit": part.reached, "subsets": document["subsets"], "subsets trained twice": document["again"], "records": document["records"], "queries": document["queries"],
         "records distinct from 0": document["distinct_from_zero"],
         "top removal, nats": "off" if top == "none" else f"{top['estimate']} ({top['low']} to {top['high']})",
     }  # fmt: skip
+
+
+def _planted(found: "dict[str, Any] | str") -> dict[str, Any]:
+    """What values make of planted records and of attacks, where the size tries them."""
+    if isinstance(found, str):
+        return {"planted records and attacks": "not tried at this size"}
+    ends = [
+        [kind, found["records"], *(float(text[name]) for name in ("estimate", "low", "high"))]
+        for kind, text in found["auc"].items()
+    ]
+    gains = [[name, 100 * float(gain)] for name, gain in found["gains"].items()]
+    words = "gain of the owner of most judged records, % of all that is paid by these values"
+    return {
+        "planted records": table_md(["kind", "records", "AUC of low values (0.5: not found)", "low", "high"], ends),
+        "attacks": table_md(["attack", words], [*gains, ["its share without", 100 * float(found["share"])]]),
+    }  # fmt: skip
+
+
+def _scores_md(scores: Sequence["MethodScore"], ceiling: "Estimate | None") -> Any:
+    """Scores of all methods, each beside what it could be at most."""
+    if not scores:
+        return "too few subsets to rank"
+    most = "not measured"
+    if ceiling is not None:
+        most = f"{ceiling.value:.2f} ({ceiling.low:.2f} to {ceiling.high:.2f})"
+    rows = [[row.method, row.score.value, row.score.low, row.score.high, row.score.level, most] for row in scores]  # fmt: skip
+    return table_md(["method", "score", "low", "high", "level", "of at most"], rows)
 
 
 def plots(*drawings: "Drawing") -> dict[str, Any]:

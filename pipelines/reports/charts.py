@@ -95,6 +95,15 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What a bar could reach at most, with its interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dots:
     """Shares of one row, None where there is none; one per series of the chart."""
 
@@ -135,18 +144,23 @@ def lines(series: Sequence[Line], x_label: str, y_label: str) -> Draw:
     return draw
 
 
-def bars(rows: Sequence[Bar], x_label: str) -> Draw:
+def bars(rows: Sequence[Bar], x_label: str, limit: Limit | None = None) -> Draw:
     """Horizontal bars from zero, with whiskers; negative bars are hatched as well as coloured.
 
     Args:
         rows: Top to bottom.
         x_label: Name, unit and direction of the axis.
+        limit: Drawn as a dashed line across all bars, its interval shaded.
 
     Returns:
         The chart.
     """
 
     def draw(axes: "Axes", palette: Palette) -> None:
+        if limit is not None:
+            if limit.low is not None and limit.high is not None:
+                axes.axvspan(limit.low, limit.high, color=palette.muted, alpha=0.15, linewidth=0)
+            axes.axvline(limit.value, color=palette.ink, linestyle="--", linewidth=1.2)
         for place, row in enumerate(rows):
             negative = row.value < 0
             axes.barh(

@@ -7,6 +7,7 @@ depends on the data and the versions of matplotlib and Jinja2 alone: no clock, n
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from pipelines.reports import charts, drawings, headline, numbers
 from pipelines.reports.audit import Audit, Rate, TierRow
 from pipelines.reports.engineering import OfEnsemble
 from pipelines.reports.influence import Influence, Judged, limited
+from pipelines.reports.judgement_drawings import judgement_drawings
 from pipelines.reports.model import LossCurve, ReportData, Valuation
 from pipelines.reports.owners import Worth
 from pipelines.reports.parts import NotAvailable
@@ -95,17 +97,14 @@ def _pictures(data: ReportData) -> dict[str, Picture]:
     if isinstance(data.valuation, Valuation) and data.valuation.groups:
         found["worth"] = _values(data.valuation)
     if isinstance(data.worth, Worth):
-        found |= {
-            name: picture(made.draw, f"chart-{name}", made.title, (made.told, made.caption), made.height)
-            for name, made in drawings.drawings(data.worth).items()
-        }  # fmt: skip
+        found |= _drawn(drawings.drawings(data.worth))
     if isinstance(data.influence, Influence):
         if data.influence.steps:
             found["residual"] = _residual(data.influence)
         if data.influence.heat:
             found["heat"] = _heat(data.influence)
         if isinstance(data.influence.judged, Judged):
-            found |= _judgement(data.influence.judged)
+            found |= _drawn(judgement_drawings(data.influence.judged))
     if isinstance(data.training, tuple):
         curves = [curve for curve in data.training if curve.steps]
         if curves:
@@ -113,6 +112,13 @@ def _pictures(data: ReportData) -> dict[str, Picture]:
     if isinstance(data.audit, Audit) and data.audit.tiers:
         found["tiers"] = _tiers(data.audit.tiers)
     return found
+
+
+def _drawn(made: Mapping[str, drawings.Drawing]) -> dict[str, Picture]:
+    return {
+        name: picture(one.draw, f"chart-{name}", one.title, (one.told, one.caption), one.height)
+        for name, one in made.items()
+    }
 
 
 def picture(
@@ -203,57 +209,6 @@ def _heat(part: Influence) -> Picture:
     )
     height = charts.row_height(len(rows)) + 0.5
     return picture(draw, "chart-heat", "Influence of owners on targets", (told, caption), height)
-
-
-def _judgement(part: Judged) -> dict[str, Picture]:
-    scores = {"judged": _judged(part)} if part.scores else {}
-    return scores | ({"removal": _removal(part)} if part.curve else {})
-
-
-def _judged(part: Judged) -> Picture:
-    bars = [
-        charts.Bar(
-            label=o.method.partition("(")[0],
-            value=o.score.value,
-            low=o.score.low,
-            high=o.score.high,
-        )
-        for o in part.scores
-    ]
-    told = "; ".join(f"{o.method} {numbers.signed(o.score.value, 2)}" for o in part.scores)
-    caption = (
-        "Rank correlation of what each method foretold for a subset with the loss that its retraining had, mean over held-out "
-        "records, with its interval. The last row is a random draw at a wider level: an interval without 0 there means a broken judge."
-    )
-    draw = charts.bars(bars, "linear datamodeling score (right: foretells better)")
-    words = (f"Horizontal bars: {told}.", caption)
-    return picture(
-        draw, "chart-judged", "Score of each method", words, charts.row_height(len(bars))
-    )
-
-
-def _removal(part: Judged) -> Picture:
-    points = [point for point in part.curve if point.removed]
-    shares = [point.percent for point in points]
-    arms = {
-        "most valued first": [point.top for point in points],
-        "least valued first": [point.bottom for point in points],
-        "any order": [point.random for point in points],
-    }
-    told = "; ".join(
-        f"{name} {', '.join(numbers.fixed(loss, 4) for loss in losses)}"
-        for name, losses in arms.items()
-    )
-    draw = charts.lines(
-        [charts.Line(label=name, x=shares, y=losses) for name, losses in arms.items()],
-        "scored records taken away, %", "loss, nats per token",
-    )  # fmt: skip
-    caption = (
-        "Loss of proxies retrained without a share of the scored records, mean over seeds. The line of the most valued "
-        "should lie on top, that of the least valued at the bottom; the table has the intervals."
-    )
-    words = (f"Line chart at {', '.join(map(str, shares))} %: {told}.", caption)
-    return picture(draw, "chart-removal", "Removal curves", words, 2.6)
 
 
 def _loss(curves: list[LossCurve]) -> Picture:

@@ -13,7 +13,7 @@ from pipelines.reports.influence import (
     RecordInfluence,
 )
 from pipelines.reports.parts import Estimate, NotAvailable
-from pipelines.steps.judgement import FEW_SUBSETS, told
+from pipelines.steps.judgement import CONTROL, FEW_SUBSETS, told
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -87,13 +87,18 @@ def judged(document: dict[str, Any]) -> Judged:
                 top_gap=estimate(gaps["top"][place]), bottom_gap=estimate(gaps["bottom"][place]),
             )  # fmt: skip
 
-    methods = {document["method"]: document["lds"], **document["beside"]}
-    scores = tuple(MethodScore(method=name, score=estimate(text)) for name, text in methods.items())
-    if document["subsets"] < FEW_SUBSETS:
-        scores = ()
+    def scores(methods: dict[str, Any]) -> tuple[MethodScore, ...]:
+        if document["subsets"] < FEW_SUBSETS:
+            return ()
+        ordered = sorted(methods, key=lambda name: name == CONTROL)  # stable: the control goes last
+        return tuple(MethodScore(method=name, score=estimate(methods[name])) for name in ordered)
+
+    ceiling = document["ceiling"] if document["again"] >= FEW_SUBSETS else None
     return Judged(
         verdict=document["verdict"], words=told(document), subsets=document["subsets"],
-        scores=scores,
+        scores=scores({document["method"]: document["lds"], **document["beside"]}),
+        whole=scores({document["method"]: document["whole"][document["method"]], **document["whole"]}), reached=min(document["reached"].items())[1] if document["reached"] else None, again=document["again"],
+        ceiling=estimate(ceiling["each"]) if ceiling else None, ceiling_whole=estimate(ceiling["whole"]) if ceiling else None,
         above_bm25=estimate(document["above_bm25"]), records=document["records"], distinct=document["distinct_from_zero"],
         top=None if document["top"] == "none" else estimate(document["top"]),
         curve=tuple(point for one in document["curves"] for point in points(one)),

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 EPOCHS, SEEDS, RANDOM_SETS, CURVE_SEEDS = 2, 1, 4, 3
 """Passes of a retraining, retrainings of a half, random removals beside each query's top records, and seeds of a curve."""
 
+CONTROL = "random"
+"""`valuation.judgement.CONTROL`, said here so that a page needs no PyTorch: the row that knows nothing."""
+
 FEW_SUBSETS = 10
-"""`valuation.judgement.MIN_SUBSETS`, said here so that a page needs no PyTorch: under it no score is told."""
+"""`valuation.judgement.MIN_SUBSETS`, likewise: under it no score is told, and no ceiling."""
 
 
 def judgement_inputs(site: "Site", target: "Result", influence: "Result") -> dict[str, Any]:
@@ -24,7 +27,7 @@ def judgement_inputs(site: "Site", target: "Result", influence: "Result") -> dic
     size = site.size
     return {
         "influence": influence.data_version, "scores": influence["scores_run"], "size": size.name,
-        "effort": [size.judge_subsets, size.judge_queries, EPOCHS, SEEDS, RANDOM_SETS, list(size.judge_curve), CURVE_SEEDS],
+        "effort": [size.judge_subsets, size.judge_again, size.judge_queries, EPOCHS, SEEDS, RANDOM_SETS, list(size.judge_curve), CURVE_SEEDS, size.judge_planted],
         "test": target["test_digest"],
     }  # fmt: skip
 
@@ -35,8 +38,8 @@ def value_judgement(
     """Retrain the proxy on halves of the scored records and hold the scores against the losses that come."""
     size, anywhere = site.size, site.home.runs / "any"
     effort = {
-        "subsets": size.judge_subsets, "seeds": SEEDS, "top_queries": size.judge_queries, "random_sets": RANDOM_SETS,
-        "curve_percents": list(size.judge_curve), "curve_seeds": CURVE_SEEDS,
+        "subsets": size.judge_subsets, "seeds": SEEDS, "again": size.judge_again, "top_queries": size.judge_queries, "random_sets": RANDOM_SETS,
+        "curve_percents": list(size.judge_curve), "curve_seeds": CURVE_SEEDS, "planted": size.judge_planted,
     }  # fmt: skip
     job = Job(
         kind="gradients", entry="valuation.judging:run", network=size.proxy, steps=0, seed=plan["seeds"]["proxy"],
@@ -44,6 +47,7 @@ def value_judgement(
             "target": relative(site.home.path / target["value_folder"], anywhere), "target_digest": target["value_digest"],
             "test": relative(site.home.path / target["test_folder"], anywhere), "test_digest": target["test_digest"],
             "scores": relative(site.home.runs / influence["scores_run"] / "scores", anywhere),
+            "credits": relative(site.home.runs / influence["run"], anywhere),
             "epochs": EPOCHS, "jobs": cores() if size.world > 1 else 1, **effort,
         },
     )  # fmt: skip

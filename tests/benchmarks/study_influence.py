@@ -238,6 +238,6 @@ def ceiling(name, found):
     got = reliability(loss_RMQ, rng())
     figure(
         name, f"valuation.influence.{name}.ceiling", got.split_half, seeds=[0, 1], unit="reliability",
-        what=f"reliability of the mean over two seeds; ceiling of an LDS against that mean {got.ceiling:.3f}, against one seed's losses as in `table` {got.ceiling_one:.3f}", bar="none",
+        what=f"reliability of the mean over two seeds; ceiling of an LDS against that mean {got.ceiling.estimate:.3f}, against one seed's losses as in `table` {got.ceiling_one.estimate:.3f}", bar="none",
         kind="hypothesis", holds=None,
     )  # fmt: skip

@@ -242,6 +242,23 @@ def sample() -> ReportData:
                     ),
                 ),
                 above_bm25=Estimate(value=0.22, low=0.12, high=0.31),
+                whole=(
+                    MethodScore(
+                        method="influence.ekfac", score=Estimate(value=0.31, low=-0.1, high=0.63)
+                    ),
+                    MethodScore(method="bm25", score=Estimate(value=-0.12, low=-0.5, high=0.3)),
+                    MethodScore(
+                        method="inrun.trapezoid", score=Estimate(value=0.17, low=-0.29, high=0.55)
+                    ),
+                    MethodScore(
+                        method="random",
+                        score=Estimate(value=0.03, low=-0.62, high=0.66, level=0.999),
+                    ),
+                ),
+                reached=301,
+                again=10,
+                ceiling=Estimate(value=0.71, low=0.55, high=0.82),
+                ceiling_whole=Estimate(value=0.68, low=0.21, high=0.9),
                 records=512,
                 distinct=17,
                 top=Estimate(value=0.0123, low=0.0011, high=0.0235),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from graph_commands import flat, values
 
+from pipelines.describe.valuation import value_judgement
+from pipelines.results import Result
 from pipelines.steps.judgement import told
 
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "INVALID")
@@ -30,6 +32,8 @@ def test_the_graph_judges_the_scores_it_publishes_and_says_when_it_cannot_tell(
     assert said[1].endswith("or from none")
     assert len({told(document | {"subsets": 20, "verdict": verdict}) for verdict in VERDICTS}) == 4
     assert len(list((tiny_home / "runs" / found["run"] / "bank").glob("*.npz"))) == 3
+    assert (document["again"], document["ceiling"], document["planted"]) == (0, "none", "none")
+    assert document["reached"]["inrun.trapezoid"] <= document["records"]
     page = flat((tiny_home / "reports/latest.html").read_text())
     assert "3 subsets are too few to tell" in page
 
@@ -49,3 +53,30 @@ def test_a_judgement_that_its_rows_contradict_is_not_believed(
     code, out, _ = ask(home, "verify")
     assert code == 1
     assert "verdict: expected INCONCLUSIVE by the numbers, got PASS" in out
+
+
+def test_the_judges_page_has_every_method_beside_its_ceiling(tiny_home: Path) -> None:
+    """Where enough was retrained: both tables with the ceiling in every row, pictures, what was planted; where not, words in their place."""
+    few = values(tiny_home, "value_judgement")
+    page = value_judgement(Result(asset="value_judgement", key="", data_version="", values=few))
+    assert page["linear datamodeling score"] == "too few subsets to rank"
+    assert page["planted records and attacks"] == "not tried at this size"
+    assert "Score of each method" not in page
+    document = few["document"]
+    some = {"estimate": "0.5", "low": "0.25", "high": "0.75", "level": "0.95"}
+    full = document | {
+        "subsets": 20, "again": 10, "ceiling": {"each": some, "whole": some, "subsets": 10, "seeds": 2},
+        "whole": document["whole"] | {"inrun.trapezoid": some},
+        "planted": {"owner": "ann", "records": 7, "share": "0.25", "auc": {"noise": some}, "gains": {"shells": "0.0125"}},
+    }  # fmt: skip
+    page = value_judgement(
+        Result(asset="value_judgement", key="", data_version="", values=few | {"document": full})
+    )
+    for name, rows in (("", 3), (", target as a whole", 4)):
+        text = page[f"linear datamodeling score{name}"].value
+        assert text.count("0.50 (0.25 to 0.75)") == rows
+        assert text.rstrip().splitlines()[-1].startswith("| random |"), "the control stands last"
+    assert "inrun.trapezoid" in page["linear datamodeling score, target as a whole"].value
+    assert page["Score of each method"].value.startswith("![Horizontal bars")
+    assert "| noise | 7 | 0.5000 |" in page["planted records"].value
+    assert "| shells | 1.2500 |" in page["attacks"].value

@@ -216,7 +216,7 @@ def test_a_screen_reader_finds_captions_headers_and_descriptions(html: str) -> N
     assert count["table"] == count["caption"] > 10
     assert all(attrs.get("scope") in {"row", "col"} for tag, attrs in page.tags if tag == "th")
     pictures = [attrs for tag, attrs in page.tags if tag == "svg"]
-    assert len(pictures) == count["desc"] == count["figcaption"] == 13
+    assert len(pictures) == count["desc"] == count["figcaption"] == 15
     assert all(attrs["role"] == "img" and "aria-labelledby" in attrs for attrs in pictures)
     assert "Horizontal bars, best group first" in page.text
     assert html.startswith('<!DOCTYPE html>\n<html lang="en">')

@@ -5,8 +5,9 @@ import dataclasses
 from pipelines.display import heat_png
 from pipelines.reports import HeatCell, Influence, Judged, render
 from pipelines.reports.influence import limited
-from pipelines.steps.judgement import FEW_SUBSETS
+from pipelines.steps.judgement import CONTROL, FEW_SUBSETS
 from tests.pipelines.report_sample import Page, sample
+from valuation.judgement import CONTROL as JUDGES_CONTROL
 from valuation.judgement import MIN_SUBSETS
 
 
@@ -31,17 +32,28 @@ def test_the_judgement_shows_scores_gaps_and_what_too_few_retrainings_cannot_tel
         in page.text
     )
     assert "most valued first 5.1100, 5.1500" in page.text
+    assert "10 of the halves were retrained once more" in page.text
+    assert "expected above 0.71 [0.55, 0.82], and on the target as a whole above 0.68 [0.21, 0.90]" in page.text  # fmt: skip
+    assert "random +0.01; at most 0.71" in page.text
+    assert "inrun.trapezoid +0.17" in page.text
+    assert "reached 301 of the 512 scored records; to the others it gave none." in page.text
     part = data.influence
     assert isinstance(part, Influence)
     assert isinstance(part.judged, Judged)
-    few = dataclasses.replace(part.judged, scores=(), curve=(), top=None, subsets=3)
+    once = dataclasses.replace(part.judged, ceiling=None, ceiling_whole=None, again=0)
+    text = Page(
+        render(dataclasses.replace(data, influence=dataclasses.replace(part, judged=once)))
+    ).text
+    assert "How high a score could be was not measured" in text
+    assert "at most 0.71" not in text
+    few = dataclasses.replace(part.judged, scores=(), whole=(), curve=(), top=None, subsets=3)
     text = Page(
         render(dataclasses.replace(data, influence=dataclasses.replace(part, judged=few)))
     ).text
     assert "So few retrainings rank nothing" in text
     assert "Score less BM25" not in text
     assert "taken away" not in text
-    assert FEW_SUBSETS == MIN_SUBSETS
+    assert (FEW_SUBSETS, CONTROL) == (MIN_SUBSETS, JUDGES_CONTROL)
 
 
 def test_a_heat_map_keeps_the_owners_of_the_largest_numbers() -> None:

@@ -14,12 +14,12 @@ import valuation
 
 ROOT = Path(valuation.__file__).parents[1]
 PUBLIC = [
-    "ClusterError", "Clusters", "EmpiricalEntropy", "EvaluationError", "Game", "GradientError", "GroupError",
+    "ClusterError", "Clusters", "Datamodel", "EmpiricalEntropy", "EvaluationError", "Game", "GradientError", "GroupError",
     "GroupValues", "HeldOutError", "Information", "KnnValues", "Lots", "Memo", "NanoRow", "Orders", "OwnerGroup", "OwnerValues",
     "PriceList", "PriceRow", "PriceRule", "PricingError", "ProxyError", "Quality", "ResultError", "SampledValues",
     "Sampler", "Stopping", "Tally", "TokensError", "UtilityError", "ValuationError", "ValueRow", "additive",
     "airport", "apportion", "banzhaf_weights", "beta_weights", "bigram_surprisal", "cluster", "coalitions_needed",
-    "content_axis", "corrections", "cut_lots", "empirical_entropy", "exact_banzhaf",
+    "content_axis", "corrections", "cut_lots", "datamodel", "empirical_entropy", "exact_banzhaf",
     "exact_semivalue", "exact_shapley", "first_in_cluster", "folds", "for_sale", "knn_shapley", "log_banzhaf",
     "log_beta", "log_shapley", "lot_gains", "lot_shares", "measure_information", "minhash", "owner_groups",
     "owner_intervals", "owner_values", "packed_bytes", "price", "price_buyers", "prices_frame", "purity", "rule_digest",

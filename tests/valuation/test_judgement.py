@@ -19,7 +19,7 @@ from valuation.influence import dot
 from valuation.influence.scores import TokenSet
 from valuation.judgement import Effort, estimate_of, judge, verdict_of
 from valuation.judging import contradictions, rows_of
-from valuation.subsets import Setting, fit_subset, retrain_subsets
+from valuation.subsets import Setting, fit_subset, random_subsets, retrain_subsets
 
 VOCAB = 31
 
@@ -69,13 +69,18 @@ def test_true_scores_pass_and_their_negatives_fail(world):
     setting, scores, folder, _ = world
     language_N, language_Q = np.repeat([0, 1, 2], 16), np.repeat([0, 1], 4)
     true_QN = (language_N == language_Q[:, None]).astype(float)
-    found = judge(with_scores(scores, true_QN), setting, folder, Effort(subsets=24, top_percent=20))
+    found = judge(
+        with_scores(scores, true_QN), setting, folder, Effort(subsets=24, top_percent=20, draws=300)
+    )
     assert found.lds.low > 0
     assert found.top.gap.low > 0
     assert found.verdict in ("PASS", "INCONCLUSIVE")
     assert not found.control.distinct
     wrong = judge(
-        with_scores(scores, -true_QN), setting, folder, Effort(subsets=24, top_percent=20)
+        with_scores(scores, -true_QN),
+        setting,
+        folder,
+        Effort(subsets=24, top_percent=20, draws=300),
     )
     assert wrong.verdict == "FAIL"
     assert wrong.top.gap.estimate < 0
@@ -114,6 +119,9 @@ def test_too_few_subsets_have_no_verdict_and_fewer_than_two_are_refused(world):
     assert verdict_of(10, certain, certain, Estimate(0.5, 0.4, 0.6)) == "INVALID"
     with pytest.raises(EvaluationError, match="at least"):
         Effort(subsets=1)
+    for again in ({"again": 1}, {"again": 61}, {"again": 10, "seeds": 2}):
+        with pytest.raises(EvaluationError, match="again: expected 0, or"):
+            Effort(**again)
 
 
 def test_scores_of_a_sample_are_judged_on_the_sample(world):
@@ -159,6 +167,44 @@ def test_scores_of_a_sample_are_judged_on_the_sample(world):
     # The rows are the numbers: LDS again from what was foretold and what was measured.
     rho_Q = spearman_rows(found.told[found.method], -found.loss_RMQ.mean(0).T)
     assert rho_Q.mean() == pytest.approx(found.lds.estimate, abs=1e-12)
+
+
+def test_the_ceiling_comes_from_the_subsets_that_were_trained_twice(world):
+    """By hand: the root of the mean rank correlation of two seeds' losses over the first ten subsets; of the whole target by their sums."""
+    setting, scores, folder, _ = world
+    effort = Effort(subsets=12, again=10, top_queries=0, draws=20)
+    found = judge(scores, setting, folder, effort)
+    assert (found.loss_RMQ.shape, found.again_KQ.shape) == ((1, 12, 8), (10, 8))
+    first_KQ = found.loss_RMQ[0, :10]
+    r = spearman_rows(first_KQ.T, found.again_KQ.T).mean()
+    assert found.ceiling.each.estimate == pytest.approx(max(0, r) ** 0.5)
+    (r,) = spearman_rows(first_KQ.sum(1)[None], found.again_KQ.sum(1)[None])
+    assert found.ceiling.whole.estimate == pytest.approx(max(0, r) ** 0.5)
+    # The second seed is the next one: what a judge of that seed measures of the same halves.
+    half_MN = random_subsets(12, 48, 0.5, np.random.default_rng(0))[:10]
+    again = retrain_subsets(setting, half_MN, 1, folder)
+    np.testing.assert_array_equal(found.again_KQ, again.nll_MQ)
+    without = judge(scores, setting, folder, dataclasses.replace(effort, again=0))
+    assert without.ceiling is None
+    assert without.document()["ceiling"] == "none"
+    assert (without.lds, without.verdict) == (found.lds, found.verdict)
+
+
+def test_values_of_the_whole_target_have_a_row_there_and_nowhere_else(world):
+    """Loss of the halves is foretold by how much of the queries' languages they hold, and by a name that is taken it is refused."""
+    setting, scores, folder, _ = world
+    worth_N = np.repeat([1.0, 1.0, -1.0], 16)
+    effort = Effort(subsets=24, top_queries=0, draws=200)
+    whole = {"worth": worth_N, "flipped": -worth_N, "silent": np.zeros(48)}
+    found = judge(scores, setting, folder, effort, whole=whole)
+    assert found.reached == {"worth": 48, "flipped": 48, "silent": 0}
+    assert list(found.whole) == [scores.method, "bm25", "worth", "flipped", "random"]
+    assert list(found.beside) == ["bm25", "random"]
+    assert found.whole["worth"].low > 0 > found.whole["flipped"].high
+    assert found.whole["worth"].estimate == pytest.approx(-found.whole["flipped"].estimate)
+    assert contradictions(found.document(), rows_of(found)) == []
+    with pytest.raises(EvaluationError, match=r"got \['bm25'\] twice"):
+        judge(scores, setting, folder, effort, whole={"bm25": worth_N})
 
 
 def test_a_removal_curve_of_true_values_rises_above_the_random_one(world):

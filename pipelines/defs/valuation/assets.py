@@ -57,12 +57,12 @@ def influence(
     return home.materialize(context, inputs, make, partial(describe.influence, site))
 
 
-@dg.asset(group_name=GROUP, code_version="3", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="4", kinds={"pytorch"}, owners=OWNERS)
 def value_judgement(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result, influence: Result,
 ) -> dg.MaterializeResult:  # fmt: skip
-    """The influence values held against retraining: linear datamodeling score beside BM25's and a random draw's, and a verdict."""
+    """Influence values and in-run credits held against retraining: linear datamodeling scores beside BM25's, a random draw's and the ceiling, and a verdict."""
     site = home.site()
     inputs = judgement.judgement_inputs(site, target, influence)
     run = launcher(context, pipes)
