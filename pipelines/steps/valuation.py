@@ -1,6 +1,5 @@
 """Steps of the valuation group: information, in-run credit, Shapley values by retraining, prices."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +13,7 @@ from pipelines.steps.increments import remade_bank
 from pipelines.steps.pricing import enter_rule, entity_inputs
 from pipelines.steps.sale import gate, sale_inputs
 from pipelines.steps.tables import records, token_store, write_table
-from pipelines.steps.worth import entity_names, told, worth
+from pipelines.steps.worth import entity_names, holdings_of, told, worth
 from provenance import write_atomic
 
 if TYPE_CHECKING:
@@ -220,8 +219,7 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result", target: "Result"
     import numpy as np
     import polars as pl
 
-    from valuation import content_axis, cut_lots, first_in_cluster, lot_shares
-    from valuation.entities import Holdings, entity_holdings
+    from valuation import content_axis, cut_lots, first_in_cluster
 
     frame = records(
         site, corpus["version"], "record_id", "fingerprint", "owner", "date", "personal", "licence", "consent_train", "consent_resell"
@@ -242,17 +240,7 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result", target: "Result"
 
     grown = increments.grown(site, target, (index_N, first_N, flat["lengths"], personal_N), cut)
     lots = grown.lots
-    owner_N = frame["owner"].to_list()
-    if site.config.pricing.split == "entity":
-        held = entity_holdings(
-            lots, owner_N, flat["lengths"], cluster_N=cluster_N, order_N=index_N, sold_N=sold_N, entity_of=site.config.entity_of
-        )  # fmt: skip
-    else:
-        owners, tokens_OK = lot_shares(lots, owner_N, flat["lengths"])
-        records_of = Counter(
-            owner for owner, lot in zip(owner_N, lots.lot_N, strict=True) if lot >= 0
-        )
-        held = Holdings(owners, tokens_OK, np.array([records_of[owner] for owner in owners]))
+    held = holdings_of(site, lots, frame["owner"].to_list(), flat["lengths"], (cluster_N, index_N, sold_N))  # fmt: skip
     return {
         "frame": frame, "lots": lots, "grown": grown, "holdings": held, "first_N": first_N, "index_N": index_N, "held_back": held_back,
     }  # fmt: skip

@@ -160,7 +160,16 @@ def _recomputed(site: Site, found: Result) -> None:
     parts = [latest(site.home.results, name) for name in ("corpus", "tokens", "influence")]
     plan = latest(site.home.results, "evaluation_plan")
     pricing.value_table(site, *parts, found, plan)  # type: ignore[arg-type]
-    assert disputes._values(site, found, pl.read_parquet(site.home.table("values")), 0)[1]
+    assert disputes._values(site, found, _held(site, found), pl.read_parquet(site.home.table("values")), 0)[1]  # fmt: skip
+
+
+def _held(site: Site, found: Result) -> Any:
+    """The holdings that a dispute counts by itself."""
+    version = latest(site.home.results, "corpus")
+    assert version is not None
+    (_, holds, said), held = disputes.holdings(site, found, version["version"])
+    assert holds, said
+    return held
 
 
 def _disputed(site: Site, sampled: Result) -> None:
@@ -168,15 +177,19 @@ def _disputed(site: Site, sampled: Result) -> None:
     parts = [latest(site.home.results, name) for name in ("corpus", "tokens", "influence")]
     plan = latest(site.home.results, "evaluation_plan")
     pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
-    table = pl.read_parquet(site.home.table("values"))
-    assert disputes._values(site, sampled, table, 0)[1]
+    table, held = pl.read_parquet(site.home.table("values")), _held(site, sampled)
+    assert disputes._values(site, sampled, held, table, 0)[1]
     for kind in ("lot", "owner"):
         lower = pl.when(subject_kind=kind).then(pl.col("ci_low_nano") + 1000).otherwise("ci_low_nano")  # fmt: skip
-        assert not disputes._values(site, sampled, table.with_columns(ci_low_nano=lower), 0)[1]
+        assert not disputes._values(site, sampled, held, table.with_columns(ci_low_nano=lower), 0)[
+            1
+        ]
     low = sampled["owners"][0]["low"]
     sampled["owners"][0]["low"] += 1e-3  # what the table's rows of owners were made from
     pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
-    assert not disputes._values(site, sampled, pl.read_parquet(site.home.table("values")), 0)[1]
+    assert not disputes._values(site, sampled, held, pl.read_parquet(site.home.table("values")), 0)[
+        1
+    ]
     sampled["owners"][0]["low"] = low
     pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
     _, holds, said = disputes._bank(site, sampled, 0)

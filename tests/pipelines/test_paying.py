@@ -11,6 +11,7 @@ import pytest
 from graph_commands import environment
 
 from pipelines.results import Result, latest, store
+from pipelines.runs import started
 from pipelines.site import Site, open_site
 from pipelines.steps import audit_trail, pricing, valuation
 from pipelines.steps import provenance as steps
@@ -205,6 +206,12 @@ def test_shells_of_one_legal_entity_are_paid_as_one_and_nothing_is_trained_again
     disputed = ask(home, "dispute")
     assert disputed.code == 0, disputed.out
     assert audit_trail.prices(site, prices) == []
+    (held,) = made(site, "owner_values")
+    held["entities"][0]["records"] += 1
+    store(site.home.results, held)
+    disputed = ask(home, "dispute")
+    assert disputed.code == 1
+    assert f"{held['entities'][0]['id']}'s differ" in disputed.out
 
 
 def test_a_home_whose_bank_was_trained_in_another_order_is_told_so(
@@ -220,6 +227,7 @@ def test_a_home_whose_bank_was_trained_in_another_order_is_told_so(
     document = parse_json(path.read_bytes())
     assert document["config"]["extra"].pop("order") == 2
     path.write_bytes(jcs(document))
+    started(site, path.parent, made(site, "evaluation_plan")[0])  # as it was entered then
     assert "ordered in the order of leaf indices, these by content (2)" in valuation.remade_bank(site)  # fmt: skip
     said = ask(home, "dispute")
     assert said.code == 0, said.out
