@@ -86,26 +86,17 @@ def lot_values(banks: "Sequence[Utilities]", orders: Any) -> "tuple[GroupValues,
     """
     import numpy as np
 
-    from valuation import (
-        lot_gains,
-        owner_intervals,
-        sampled_with_interval,
-        shapley_with_interval,
-    )
+    from valuation import lot_gains, owner_intervals
     from valuation.bank import losses_by_seed
     from valuation.completion import added_variance
 
-    num, tokens_Q, nll = len(banks[0].groups), banks[0].tokens_Q, losses_by_seed(banks)
-    gains_KQ, variance_K = lot_gains(nll, num, orders, tokens_Q)
+    num, tokens_Q = len(banks[0].groups), banks[0].tokens_Q
+    gains_KQ, variance_K = lot_gains(losses_by_seed(banks), num, orders, tokens_Q)
+    method = "shapley.exact" if orders is None else "shapley.sampled"
     if (added_K := added_variance(banks)) is not None:
-        variance_K = variance_K + added_K
-        found = owner_intervals(
-            gains_KQ, np.eye(num, dtype=np.int64), tokens_Q, order_variance_K=variance_K, method="shapley.updated"
-        )  # fmt: skip
-    elif orders is None:
-        found = shapley_with_interval(np.stack([nll[mask] for mask in range(1 << num)], axis=1), tokens_Q)  # fmt: skip
-    else:
-        found = sampled_with_interval(nll, tokens_Q, orders)
+        variance_K, method = variance_K + added_K, "shapley.updated"
+    # Each lot is an owner of itself: one enumeration serves lots and owners.
+    found = owner_intervals(gains_KQ, np.eye(num, dtype=np.int64), tokens_Q, order_variance_K=variance_K, method=method)  # fmt: skip
     return found, gains_KQ, variance_K
 
 

@@ -19,6 +19,7 @@ from pipelines.steps.owners import Bank
 from pipelines.storage.errors import ConfigError
 from pipelines.storage.terms import ValuesConfig
 from trainer.spec import load_run, save_run
+from valuation import sampled_with_interval
 from valuation.bank import load_utilities
 from valuation.lots import Lots
 from valuation.proxy import retrain
@@ -148,6 +149,10 @@ def test_more_lots_than_are_enumerated_are_valued_from_sampled_orders(
     assert plan is not None
     bank = Bank(site, found, plan)
     assert (bank.gains[1] > 0).any()  # variance over orders
+    again = sampled_with_interval(bank.nll, bank.tokens_Q, bank.orders)
+    for name, column in (("value", again.values_n), ("se", again.se_n), ("low", again.ci_low_n), ("high", again.ci_high_n)):  # fmt: skip
+        assert [lot[name] for lot in found["groups"]] == pytest.approx(column.tolist(), rel=1e-9)
+    assert found["total_se"] == pytest.approx(again.total_se)
     assert bank.checks() == NotAvailable(reason="not every coalition was trained")
     _recomputed(site, found)
     again = valued(site, based_home)

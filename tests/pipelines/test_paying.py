@@ -113,10 +113,12 @@ def test_values_are_means_over_the_plans_seeds_and_their_errors_contain_the_spre
     again, narrow = (
         shapley_with_interval(nll, banks[0].tokens_Q) for nll in (nll_SCQ, nll_SCQ.mean(axis=0))
     )
+    assert (found["method"], found["total_se"]) == (again.method, pytest.approx(again.total_se))
     for row, lot in enumerate(found["groups"]):
         assert lot["value"] == pytest.approx(again.values_n[row], abs=1e-12)
         assert lot["se"] == pytest.approx(again.se_n[row])
         assert lot["low"] == pytest.approx(again.ci_low_n[row])
+        assert lot["high"] == pytest.approx(again.ci_high_n[row])
         assert lot["se"] > narrow.se_n[row]
         assert lot["se"] ** 2 == pytest.approx(narrow.se_n[row] ** 2 + lot["seed_se"] ** 2)
 
