@@ -11,6 +11,7 @@ from pipelines.storage.errors import ConfigError
 from provenance.canonical import MAX_INTEGER
 
 UPDATES = ("sampled", "exact", "anew")
+REFERENCES = ("ngram", "model")
 MAX_LOTS = 32
 STATED, AGREED = "stated", "agreed"
 
@@ -139,6 +140,22 @@ class ValuesConfig:
             raise ConfigError(f"[values] update: expected one of {', '.join(UPDATES)}, got {self.update!r}")  # fmt: skip
         if self.base is not None and not self.base.strip():
             raise ConfigError('[values] base: expected the path of a folder RUN/step-N, got ""')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InformationConfig:
+    """By what a record's surprisal is told."""
+
+    surprisal: str = option(
+        'bits of every token under counts of other records ("ngram"), or beside them under small models that are trained on other records as well ("model": '
+        "two trainings, and a table model_surprisal)",
+        "ngram",
+    )
+
+    def __post_init__(self) -> None:
+        """A reference that there is."""
+        if self.surprisal not in REFERENCES:
+            raise ConfigError(f"[information] surprisal: expected one of {', '.join(REFERENCES)}, got {self.surprisal!r}")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
