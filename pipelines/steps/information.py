@@ -158,8 +158,10 @@ def _by_model(
     path = site.home.runs / "inputs" / f"folds-{digest[:12]}.bin"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, fold_L.tobytes())
+    # Counts see all of the other folds, so a model does: one pass, or a training's steps where that is more.
+    once = -(-int(flat["lengths"].sum()) // (2 * size.rows * size.length))
     job = Job(
-        kind="proxy", entry="valuation.reference:run", network=size.proxy, steps=size.steps, seed=0,
+        kind="proxy", entry="valuation.reference:run", network=size.proxy, steps=max(size.steps, once), seed=0,
         extra={"folds": [relative(path, site.home.runs / "any"), digest]},
     )  # fmt: skip
     directory = prepare(
