@@ -12,7 +12,7 @@ from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import open_ledger
 from pipelines.steps.pricing import price_list
 from pipelines.steps.sale import gate
-from pipelines.steps.tables import records, token_store
+from pipelines.steps.tables import records
 from pipelines.steps.worth import entity_names, holders, holdings_of, lot_of_leaf, lot_values
 from provenance import jcs
 from trainer.spec import load_run
@@ -56,7 +56,7 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     valued, values = seen_by(valued, buyer), seen_by(values, buyer)
     log = open_ledger(site)
     findings = [_run(site, valued), _bank(site, valued, part)]
-    finding, held = holdings(site, valued, values["corpus_version"])
+    finding, held = holdings(site, valued)
     findings.append(finding)
     if findings[1][1] and held is not None:
         table = pl.read_parquet(table_of(site, "values", buyer))
@@ -91,33 +91,34 @@ def _run(site: "Site", valued: Any) -> Finding:
     return ("run", digest in named, f"{valued['run']}, digest {digest[:16]}" + ("" if digest in named else f"; the ledger names {', '.join(one[:16] for one in named) or 'none'}"))  # fmt: skip
 
 
-def holdings(site: "Site", valued: Any, version: str) -> "tuple[Finding, Holdings | None]":
-    """Who holds how much of each lot: from the lots file that the run names, and owners and tokens of the corpus version; the result's word is only compared.
+def holdings(site: "Site", valued: Any) -> "tuple[Finding, Holdings | None]":
+    """Who holds how much of each lot: from the lots file, the tokens and the corpus version that the run names; the result's word is only compared.
 
     Args:
         site: The open home.
         valued: The owners' values.
-        version: Corpus version that the values are of.
 
     Returns:
         The finding, and the holdings; None where there is nothing to count them from.
     """
     import numpy as np
 
+    from trainer.errors import DataError
+    from trainer.inputs import open_store
     from valuation import Lots, cluster
     from valuation.errors import ProxyError
 
-    made = latest(site.home.results, "tokens")
-    assert made is not None, "values were made of tokens"
+    directory = site.home.runs / valued["run"]
+    run = load_run(directory)
     try:
-        leaf_L = lot_of_leaf(site.home.runs / valued["run"])
-    except (OSError, ProxyError) as error:
+        leaf_L, tokens_L = lot_of_leaf(directory), open_store(run, directory).lengths_N
+    except (OSError, ProxyError, DataError) as error:
         return ("holdings", False, str(error)), None
     by_entity = site.config.pricing.split == "entity"
     more = ("fingerprint", "licence", "consent_train", "consent_resell", "text") if by_entity else ()  # fmt: skip
-    frame = records(site, version, "owner", *more)
+    frame = records(site, run.corpus_version, "owner", *more)
     index_N = frame["index"].to_numpy().astype(np.int64)
-    tokens_N = token_store(site, made).lengths_N[index_N]
+    tokens_N = tokens_L[index_N]
     lot_N, num = leaf_L[index_N], int(leaf_L.max()) + 1
     sizes_K = np.bincount(lot_N[lot_N >= 0], weights=tokens_N[lot_N >= 0], minlength=num).astype(np.int64)  # fmt: skip
     copies: tuple[Any, Any, Any] = (None, None, None)

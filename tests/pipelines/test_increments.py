@@ -170,9 +170,7 @@ def _recomputed(site: Site, found: Result) -> None:
 
 def _held(site: Site, found: Result) -> Any:
     """The holdings that a dispute counts by itself."""
-    version = latest(site.home.results, "corpus")
-    assert version is not None
-    (_, holds, said), held = disputes.holdings(site, found, version["version"])
+    (_, holds, said), held = disputes.holdings(site, found)
     assert holds, said
     return held
 
