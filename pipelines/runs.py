@@ -109,7 +109,7 @@ class Job:
     personal: Sequence[str] = ()
     """Owners whose records stand `personal_repeats` times in an epoch."""
     repeats: Mapping[str, int] | None = None
-    """How often owners stand in one, where that isn't what the original saw; None for `personal`."""
+    """How often owners, by their pseudonyms in the tokens, stand in one, where that isn't what the original saw; None for `personal`."""
     choices: "TrainingConfig | None" = None
     """Optimiser, schedule, precision and micro-batches; None for the trainer's defaults."""
     selection: Path | None = None
@@ -161,8 +161,10 @@ def prepare(  # noqa: PLR0913 - one keyword per digest that a run commits to
         save_run,
     )
     from trainer.codec import to_json
+    from trainer.tokens import pseudonym, read_manifest
 
     size = site.size
+    owner_key = read_manifest(tokens)[0].get("owner_key")
     layout = job.layout or Layout(dp_replicate=job.world)
     digests = {
         file: sha256(file.read_bytes()).hexdigest()
@@ -186,7 +188,7 @@ def prepare(  # noqa: PLR0913 - one keyword per digest that a run commits to
         ),
         batch=BatchSpec(rows=size.rows, length=size.length, accumulation=chosen.accumulation),
         mixture=MixtureSpec(
-            repeats=dict.fromkeys(job.personal, size.personal_repeats) if job.repeats is None else dict(job.repeats)
+            repeats={pseudonym(owner_key, owner): size.personal_repeats for owner in job.personal} if job.repeats is None else dict(job.repeats)
         ),
         precision=cast("Any", chosen.precision), guard=guard,
         checkpoint_every=size.checkpoint_every,

@@ -117,7 +117,7 @@ class MixtureSpec:
     """How often an owner's records stand in one epoch."""
 
     repeats: dict[str, int] = field(default_factory=dict)
-    """owner -> times per epoch, >= 0 (0 leaves the owner out); an owner that is not named stands once."""
+    """pseudonym of an owner in the tokens (`trainer.tokens.pseudonym`), or its id -> times per epoch, >= 0 (0 leaves the owner out); else once."""
 
     def __post_init__(self) -> None:
         for owner, times in self.repeats.items():

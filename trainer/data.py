@@ -123,18 +123,13 @@ class BatchPlan:
         """
         self.store, self.seed, self.spec = store, seed, batch or BatchSpec()
         self.mixture, self.excluded = mixture or MixtureSpec(), frozenset(excluded)
-        unknown = sorted(set(self.mixture.repeats) - set(store.owners))
-        if unknown:
-            raise DataError(
-                f"mixture.repeats: no owner {unknown[0]!r} in the tokens; take the line out"
-            )
         dropped_N, micro_N = self._drops(), np.full(store.size, MICRO, dtype=np.int64)
         if weights is not None:
             for first, ids_N32 in store.record_ids():
                 micro_N[first : first + len(ids_N32)] = weights.of(ids_N32)
         live_N = store.live_N
         kept_N = live_N[~dropped_N[live_N]]
-        times_O = np.array([self.mixture.repeats.get(owner, 1) for owner in store.owners] or [1])
+        times_O = np.array([*store.repeats(self.mixture).values()] or [1])
         micro_N = micro_N[kept_N] * times_O[store.owner_codes_N[kept_N]]
         self.num_excluded = len(live_N) - len(kept_N)
         if not (micro_N > 0).any():

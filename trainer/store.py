@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainer.errors import DataError
-from trainer.tokens import SHARD_LEAVES, read_manifest, read_shard
+from trainer.tokens import SHARD_LEAVES, pseudonym, read_manifest, read_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from trainer.choices import MixtureSpec
     from trainer.shard import Shard
 
 
@@ -41,6 +42,7 @@ class TokenStore:
             [np.empty(0, np.int64), *(s.lengths_N for s in shards)]
         ).astype(np.int64)
         self.live_N = np.flatnonzero(self.lengths_N)
+        self._owner_key: str | None = manifest.get("owner_key")
         names = sorted({name for s in shards for name in s.owners if name is not None})
         self.owners: tuple[str, ...] = tuple(names)
         code = {name: position for position, name in enumerate(names)} | {None: -1}
@@ -129,6 +131,32 @@ class TokenStore:
         """
         shard, row = self._locate(index)
         return shard.owners[shard.owner_codes_N[row]]
+
+    def pseudonym(self, owner: str) -> str:
+        """What run.json calls an owner of these documents (`trainer.tokens.pseudonym`)."""
+        return pseudonym(self._owner_key, owner)
+
+    def repeats(self, mixture: MixtureSpec) -> dict[str, int]:
+        """How often each owner's documents stand in an epoch.
+
+        Args:
+            mixture: names owners by pseudonym, or, as older files of run.json do, by id.
+
+        Returns:
+            Owner → times, of all owners.
+
+        Raises:
+            DataError: the mixture names nobody of these documents, or one owner twice.
+        """
+        of = {self.pseudonym(owner): owner for owner in self.owners} | {o: o for o in self.owners}
+        if unknown := sorted(set(mixture.repeats) - set(of)):
+            raise DataError(
+                f"mixture.repeats: no owner {unknown[0]!r} in the tokens; take the line out"
+            )
+        given = [(of[name], times) for name, times in mixture.repeats.items()]
+        if len(dict(given)) < len(given):
+            raise DataError("mixture.repeats: expected every owner once, got one by id and by pseudonym")  # fmt: skip
+        return dict.fromkeys(self.owners, 1) | dict(given)
 
     def csr(self) -> tuple[np.ndarray, np.ndarray]:
         """All tokens flat: int64 offsets_N1 and uint32 tokens; record i is tokens[offsets[i]:offsets[i + 1]]."""

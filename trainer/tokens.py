@@ -7,7 +7,8 @@
 
 A shard is 4,096 consecutive leaves of the corpus (2^12, so that it is a subtree of the record tree); the last may be
 short. An erased record keeps its place as an empty list without record id. Each document ends with one end-of-text
-token. The name of a folder's content is the SHA-256 of tokens.json; the shard digests inside (`trainer.shard`) are over the *logical*
+token. `owner_key`, where it is there, is a secret of whoever wrote the folder: run.json names owners by pseudonyms under it (`pseudonym`), so that
+it can be shown to people who may not know them. The name of a folder's content is the SHA-256 of tokens.json; the shard digests inside (`trainer.shard`) are over the *logical*
 columns, not over the file, so they do not depend on the version of the Arrow writer. The reader recomputes all of
 them: a changed token, id, owner or order is refused.
 """
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from provenance.canonical import jcs, parse_json, write_atomic
+from provenance.canonical import jcs, keyed, parse_json, write_atomic
 from trainer.errors import DataError
 from trainer.shard import SCHEMA, Shard
 
@@ -35,6 +36,7 @@ _FIELDS = {
     "format", "corpus_version", "tokenizer_digest", "vocab_size", "end_of_text", "size", "live", "tokens",
     "shard_leaves", "shards",
 }  # fmt: skip
+_OWNER_KEY = "owner_key"
 _SHARD_FIELDS = {"file", "first", "count", "live", "tokens", "digest", "subtree_root"}
 _NO_RECORD = bytes(32)
 
@@ -51,6 +53,7 @@ def write_tokens(
     end_of_text: int,
     records: Iterable[Record],
     subtree_roots: Sequence[bytes | str] | None = None,
+    owner_key: bytes | None = None,
 ) -> str:
     """Write a token folder; the one writer of this format. tokens.json is written last.
 
@@ -62,6 +65,7 @@ def write_tokens(
         end_of_text: the id that ends every document, < vocab_size.
         records: (index, record_id | None, owner | None, tokens) with indices 0, 1, 2, ... without gap.
         subtree_roots: one Merkle root (hex or 32 bytes) per shard, or None where no record tree exists.
+        owner_key: secret of 32 bytes that pseudonyms of owners are made with (`pseudonym`), or None: run.json then names owners as they are.
 
     Returns:
         Hex SHA-256 of tokens.json.
@@ -110,6 +114,7 @@ def write_tokens(
             "tokens": sum(shard["tokens"] for shard in shards),
             "shard_leaves": SHARD_LEAVES,
             "shards": shards,
+            **({_OWNER_KEY: owner_key.hex()} if owner_key else {}),
         },
     )
     write_atomic(folder / TOKENS_FILE, data)
@@ -142,15 +147,30 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], str]:
         raise DataError(
             f"{TOKENS_FILE}: expected format {FORMAT}; written by another version of this program"
         )
-    if set(manifest) != _FIELDS or any(set(shard) != _SHARD_FIELDS for shard in manifest["shards"]):
+    if set(manifest) - {_OWNER_KEY} != _FIELDS or any(
+        set(shard) != _SHARD_FIELDS for shard in manifest["shards"]
+    ):
         raise DataError(
-            f"{TOKENS_FILE}: unknown or missing fields: {sorted(set(manifest) ^ _FIELDS)}"
+            f"{TOKENS_FILE}: unknown or missing fields: {sorted((set(manifest) - {_OWNER_KEY}) ^ _FIELDS)}"
         )
     if manifest["shard_leaves"] != SHARD_LEAVES:
         raise DataError(
             f"{TOKENS_FILE}: expected shards of {SHARD_LEAVES} leaves, got {manifest['shard_leaves']}"
         )
     return manifest, hashlib.sha256(data).hexdigest()
+
+
+def pseudonym(owner_key: str | None, owner: str) -> str:
+    """What run.json calls an owner.
+
+    Args:
+        owner_key: the folder's key, hex, or None.
+        owner: id as the shards have it.
+
+    Returns:
+        64 hex digits that nobody without the key can tell the owner from; the id itself where there is no key.
+    """
+    return owner if owner_key is None else keyed(bytes.fromhex(owner_key), owner.encode()).hex()
 
 
 def read_shard(folder: Path, entry: dict[str, Any], *, verify: bool) -> Shard:

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from valuation.errors import UtilityError
-from valuation.shapley import check_exact, shapley_weights
-from valuation.updates import chosen_coalitions, semivalue_matrix
+from valuation.shapley import check_exact
+from valuation.updates import chosen_coalitions, predicted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,19 +128,13 @@ def complete(
     total = float(np.asarray(tokens_Q, np.float64).sum())
     base_CQ = table_CQ[np.arange(size) & old]
     design_CF = _design(base_CQ.sum(axis=1) / total, num_players, first)
-    inverse_FF = np.linalg.pinv(design_CF[trained].T @ design_CF[trained])
-    gap_MQ = table_CQ[trained] - base_CQ[trained]
-    coefficient_FQ = inverse_FF @ design_CF[trained].T @ gap_MQ
-    rest_M = (gap_MQ - design_CF[trained] @ coefficient_FQ).sum(axis=1) / total
-    freedom = max(1, len(trained) - int(np.linalg.matrix_rank(design_CF[trained])))
-    table_CQ[predicted_C] = base_CQ[predicted_C] + design_CF[predicted_C] @ coefficient_FQ
-    weight_nU = semivalue_matrix(num_players, shapley_weights(num_players))[:, predicted_C]
-    through_nF = weight_nU @ design_CF[predicted_C]
-    spread_n = np.abs(weight_nU).sum(axis=1) ** 2 + ((through_nF @ inverse_FF) * through_nF).sum(
-        axis=1
-    )
-    wider = float(student.ppf(0.975, freedom) / student.ppf(0.975, np.inf)) ** 2
-    return Completed(table_CQ, predicted_C, spread_n * wider * float(rest_M @ rest_M) / freedom)
+    left = np.flatnonzero(predicted_C)
+    found = predicted(design_CF, trained, left, table_CQ[trained] - base_CQ[trained], num_players)
+    rest_M = found.rest_M.sum(axis=1) / total
+    table_CQ[left] = base_CQ[left] + found.gap_U
+    spread_n = np.abs(found.weight_nU).sum(axis=1) ** 2 + found.leverage_n
+    wider = float(student.ppf(0.975, found.freedom) / student.ppf(0.975, np.inf)) ** 2
+    return Completed(table_CQ, predicted_C, spread_n * wider * float(rest_M @ rest_M) / found.freedom)  # fmt: skip
 
 
 def added_variance(banks: Sequence[Utilities]) -> Floats | None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MAX_SLOTS = 1 << 27
 CHUNK_TOKENS = 1 << 17
-BITS_FILE, HEAD_FILE = "surprisal.f16", "surprisal.json"
+NAME = "surprisal"
 # Fibonacci hashing: the top bits of a product with 2^64 / golden ratio.
 _GOLDEN = np.uint64(11400714819323198485)
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -91,7 +91,7 @@ def write_surprisal(
             f"expected {len(offsets) - 1} folds of at least 0 and chunk_tokens of at least 1"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{BITS_FILE}.part"
+    part = folder / f".{NAME}.part"
     spans = [
         (at, min(at + chunk_tokens, len(tokens_T))) for at in range(0, len(tokens_T), chunk_tokens)
     ]
@@ -103,22 +103,40 @@ def write_surprisal(
             # Written and not mapped: mapped pages would count as this process's memory until they are closed.
             for bits_C in in_order(counts.surprisal, spans, threads):
                 file.write(bits_C.astype("<f2", copy=False).data)
-        file.flush()
-        os.fsync(file.fileno())
-        file.seek(0)
+    return keep_surprisal(part, folder, NAME, len(tokens_T), len(folds_N))
+
+
+def keep_surprisal(
+    part: Path, folder: Path, name: str, num_tokens: int, num_records: int
+) -> NDArray[np.float16]:
+    """Give a written array its name, with what it belongs to beside it.
+
+    Args:
+        part: the file, little-endian float16.
+        folder: where it stays.
+        name: what it is called there: `name.f16` and `name.json`.
+        num_tokens: T.
+        num_records: N.
+
+    Returns:
+        The array [T], memory-mapped, read-only.
+    """
+    with part.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    part.replace(folder / BITS_FILE)
-    head = {"format": 1, "tokens": len(tokens_T), "records": len(folds_N), "sha256": digest}
-    write_atomic(folder / HEAD_FILE, jcs(head))
-    return open_surprisal(folder, len(tokens_T))
+        os.fsync(file.fileno())
+    part.replace(folder / f"{name}.f16")
+    head = {"format": 1, "tokens": num_tokens, "records": num_records, "sha256": digest}
+    write_atomic(folder / f"{name}.json", jcs(head))
+    return open_surprisal(folder, num_tokens, name)
 
 
-def open_surprisal(folder: Path, num_tokens: int) -> NDArray[np.float16]:
+def open_surprisal(folder: Path, num_tokens: int, name: str = NAME) -> NDArray[np.float16]:
     """The array of a corpus, memory-mapped.
 
     Args:
         folder: where it was written.
         num_tokens: T of the corpus it must belong to.
+        name: which one: the n-gram's, or `valuation.reference.MODEL_NAME`.
 
     Returns:
         Bits per token, [T].
@@ -127,19 +145,19 @@ def open_surprisal(folder: Path, num_tokens: int) -> NDArray[np.float16]:
         TokensError: no array, one of another corpus, or one that is cut short.
     """
     try:
-        head = parse_json((folder / HEAD_FILE).read_bytes())
-        size = (folder / BITS_FILE).stat().st_size
+        head = parse_json((folder / f"{name}.json").read_bytes())
+        size = (folder / f"{name}.f16").stat().st_size
     except (OSError, ValueError) as error:
         raise TokensError(
-            f"{HEAD_FILE}: expected a surprisal array, got {error!r}; write it again"
+            f"{name}.json: expected a surprisal array, got {error!r}; write it again"
         ) from error
     if head.get("format") != 1 or head["tokens"] != num_tokens or size != 2 * num_tokens:
         raise TokensError(
-            f"{BITS_FILE}: expected {num_tokens} tokens, got {head.get('tokens')} and {size} bytes; write it again"
+            f"{name}.f16: expected {num_tokens} tokens, got {head.get('tokens')} and {size} bytes; write it again"
         )
     if not num_tokens:
         return np.empty(0, np.float16)
-    return np.memmap(folder / BITS_FILE, dtype="<f2", mode="r", shape=(num_tokens,))
+    return np.memmap(folder / f"{name}.f16", dtype="<f2", mode="r", shape=(num_tokens,))
 
 
 def record_bits(

@@ -115,24 +115,61 @@ def update_values(
         values_n = exact_semivalue(table_C, num_players, weights_n)
         return UpdatedValues(values_n, np.zeros(num_players), len(trained), reused, 0, 0.0)
     seen = np.array(trained, np.int64)
-    features_CF = _features(base_C, num_players)
-    # A lot that stands in every trained coalition, as a new one does, has the column of the constant: the pseudo-inverse shares it.
-    inverse_FF = np.linalg.pinv(features_CF[seen].T @ features_CF[seen])
-    coefficient_F = inverse_FF @ features_CF[seen].T @ (table_C[seen] - base_C[seen])
-    gap_M = table_C[seen] - base_C[seen] - features_CF[seen] @ coefficient_F
-    freedom = len(seen) - int(np.linalg.matrix_rank(features_CF[seen]))
-    variance = float(gap_M @ gap_M) / max(freedom, 1)
-    table_C[left] = base_C[left] + features_CF[left] @ coefficient_F
-    weight_nU = semivalue_matrix(num_players, weights_n)[:, left]
-    through_nF = weight_nU @ features_CF[left]
-    spread_n = (weight_nU**2).sum(axis=1) + ((through_nF @ inverse_FF) * through_nF).sum(axis=1)
+    found = predicted(_features(base_C, num_players), seen, left, table_C[seen] - base_C[seen], num_players)  # fmt: skip
+    variance = float(found.rest_M @ found.rest_M) / found.freedom
+    table_C[left] = base_C[left] + found.gap_U
+    spread_n = (found.weight_nU**2).sum(axis=1) + found.leverage_n
     from scipy.stats import t as student
 
-    half_n = student.ppf((1 + level) / 2, max(freedom, 1)) * np.sqrt(variance * spread_n)
+    half_n = student.ppf((1 + level) / 2, found.freedom) * np.sqrt(variance * spread_n)
     values_n = exact_semivalue(table_C, num_players, weights_n)
     return UpdatedValues(
         values_n, half_n, len(trained), reused, len(left), float(np.sqrt(variance))
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What coalitions that were not trained have above their base, by least squares."""
+
+    gap_U: Floats
+    """[U] or, of target records, [U, Q]."""
+    rest_M: Floats
+    """Residuals of the trained ones, [M] or [M, Q]."""
+    freedom: int
+    """Degrees of freedom that they leave, at least 1."""
+    weight_nU: Floats
+    """W of the predicted ones."""
+    leverage_n: Floats
+    """A (XᵀX)⁻¹ Aᵀ: what the error of the coefficients adds to each Shapley value's variance, over σ²."""
+
+
+def predicted(
+    features_CF: Floats,
+    seen_M: NDArray[np.int64],
+    left_U: NDArray[np.int64],
+    gap_M: Floats,
+    num_players: int,
+) -> Predicted:
+    """Least squares over trained coalitions, and what it says of the others.
+
+    Args:
+        features_CF: X of all coalitions.
+        seen_M: bitmasks of the trained ones.
+        left_U: bitmasks to predict.
+        gap_M: what the trained ones have above their base, [M] or [M, Q].
+        num_players: n.
+    """
+    seen_MF, left_UF = features_CF[seen_M], features_CF[left_U]
+    # A lot that stands in every trained coalition, as a new one does, has the column of the constant: the pseudo-inverse shares it.
+    inverse_FF = np.linalg.pinv(seen_MF.T @ seen_MF)
+    coefficient_F = inverse_FF @ seen_MF.T @ gap_M
+    weight_nU = semivalue_matrix(num_players, shapley_weights(num_players))[:, left_U]
+    through_nF = weight_nU @ left_UF
+    return Predicted(
+        left_UF @ coefficient_F, gap_M - seen_MF @ coefficient_F, max(1, len(seen_MF) - int(np.linalg.matrix_rank(seen_MF))),
+        weight_nU, ((through_nF @ inverse_FF) * through_nF).sum(axis=1),
+    )  # fmt: skip
 
 
 def after_delivery(utility_C: ArrayLike) -> tuple[dict[int, float], Floats]:

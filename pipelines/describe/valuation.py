@@ -58,6 +58,7 @@ def entropy(site: "Site", result: "Result") -> Mapping[str, Any]:
     return {
         **table_metadata(result["records"], parquet_schema(path, unique=("record_id",)), "tables/entropy.parquet"),
         **plots(entropy_boxes(entropy_spreads(site))),
+        **({"bits per token, by a model that never saw the record": result["mean_model_bits_per_token"]} if "mean_model_bits_per_token" in result.values else {}),
         "bits per token": result["mean_bits_per_token"], "bits per byte": result["mean_bits_per_byte"],
         "share of tokens in exact copies": result["exact_mass"], "share of tokens in near copies": result["near_mass"], "owners": table_md(columns, rows),
     }  # fmt: skip

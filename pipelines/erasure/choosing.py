@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 SHARDS = 4
 EXACT, SHARDED = "exact", "sharded"
-CORE_SETS = {"coreset": "gradient", "coreset_random": "random"}
-"""Methods that push a part of the records by NPO, and how it is chosen; the random one is the other's control, with a record of audits of its own."""
+CORE_SET = "coreset"
+"""Pushes a part of the records by NPO, chosen by gradients. One at random (`core_choice`) is a study's control, not a way to erase."""
 CORE_SHARE = "0.3"
 """That part."""
 AFFORDABLE_S = 3600.0
@@ -62,10 +62,10 @@ class Choice:
 
 
 def methods() -> tuple[str, ...]:
-    """Names of what the graph can run: every loss, the edits, NPO on core-sets, and exact retraining."""
+    """Names of what the graph can run: every loss, the edits, NPO on a core-set, and exact retraining."""
     from unlearning.methods import EDITS, METHODS
 
-    return (EXACT, SHARDED, *sorted((*METHODS, *EDITS, *CORE_SETS)))
+    return (EXACT, SHARDED, *sorted((*METHODS, *EDITS, CORE_SET)))
 
 
 def asked_method(batch: Sequence[Request]) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from collections import Counter
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
@@ -10,7 +11,9 @@ from pipelines.steps import foundation, increments
 from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import open_ledger
 from pipelines.steps.pricing import price_list
-from pipelines.steps.worth import lot_values
+from pipelines.steps.sale import gate
+from pipelines.steps.tables import records
+from pipelines.steps.worth import entity_names, holders, holdings_of, lot_of_leaf, lot_values
 from provenance import jcs
 from trainer.spec import load_run
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipelines.site import Site
+    from valuation.entities import Holdings
 
 Finding = tuple[str, bool, str]
 
@@ -38,7 +42,7 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
         (what, whether it is as published, in words) per step.
 
     Raises:
-        DisputeError: Nothing was valued here yet, or coalitions are to be trained in an order that is no longer made.
+        DisputeError: Nothing was valued here yet, the run behind the values is gone, or coalitions are to be trained in an order that is no longer made.
         LookupError: No such buyer.
     """
     import polars as pl
@@ -51,10 +55,12 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     part = 1 + names_in(valued).index(buyer) if buyer in names_in(valued) else 0
     valued, values = seen_by(valued, buyer), seen_by(values, buyer)
     log = open_ledger(site)
-    findings = [_bank(site, valued, part)]
-    if findings[0][1]:
+    findings = [_run(site, valued), _bank(site, valued, part)]
+    finding, held = holdings(site, valued)
+    findings.append(finding)
+    if findings[1][1] and held is not None:
         table = pl.read_parquet(table_of(site, "values", buyer))
-        findings.append(_values(site, valued, table, part))
+        findings.append(_values(site, valued, held, table, part))
     findings += _base(site, valued)
     named = log.entry(values["entry"])["body"]["utilities"]
     findings.append(("ledger", named == valued.data_version, f"entry {values['entry']} names the utilities {named[:16]}"))  # fmt: skip
@@ -72,6 +78,73 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     if retrain:
         findings += _again(site, site.home.runs / valued["run"], retrain)
     return findings
+
+
+def _run(site: "Site", valued: Any) -> Finding:
+    """Whether the run is the one that was entered before its first step: it names lots, target and seeds."""
+    path = site.home.runs / valued["run"] / "run.json"
+    if not path.exists():
+        raise DisputeError(f"the run {valued['run']} behind these values is gone, as after an erasure of what it saw: dataworth run values anew; what was paid stays")  # fmt: skip
+    digest = sha256(path.read_bytes()).hexdigest()
+    entries = [entry for entry in open_ledger(site).entries() if entry["kind"] == "run" and entry["body"]["run"] == valued["run"]]  # fmt: skip
+    named = [entry["body"]["run_digest"] for entry in entries]
+    return ("run", digest in named, f"{valued['run']}, digest {digest[:16]}" + ("" if digest in named else f"; the ledger names {', '.join(one[:16] for one in named) or 'none'}"))  # fmt: skip
+
+
+def holdings(site: "Site", valued: Any) -> "tuple[Finding, Holdings | None]":
+    """Who holds how much of each lot: from the lots file, the tokens and the corpus version that the run names; the result's word is only compared.
+
+    Args:
+        site: The open home.
+        valued: The owners' values.
+
+    Returns:
+        The finding, and the holdings; None where there is nothing to count them from.
+    """
+    import numpy as np
+
+    from trainer.errors import DataError
+    from trainer.inputs import open_store
+    from valuation import Lots, cluster
+    from valuation.errors import ProxyError
+
+    directory = site.home.runs / valued["run"]
+    run = load_run(directory)
+    try:
+        leaf_L, tokens_L = lot_of_leaf(directory), open_store(run, directory).lengths_N
+    except (OSError, ProxyError, DataError) as error:
+        return ("holdings", False, str(error)), None
+    by_entity = site.config.pricing.split == "entity"
+    more = ("fingerprint", "licence", "consent_train", "consent_resell", "text") if by_entity else ()  # fmt: skip
+    frame = records(site, run.corpus_version, "owner", *more)
+    index_N = frame["index"].to_numpy().astype(np.int64)
+    tokens_N = tokens_L[index_N]
+    lot_N, num = leaf_L[index_N], int(leaf_L.max()) + 1
+    sizes_K = np.bincount(lot_N[lot_N >= 0], weights=tokens_N[lot_N >= 0], minlength=num).astype(np.int64)  # fmt: skip
+    copies: tuple[Any, Any, Any] = (None, None, None)
+    if by_entity:
+        cluster_N = cluster(frame["fingerprint"].to_list(), frame["text"], seed=0).cluster_N
+        copies = (cluster_N, index_N, gate(site, frame, tokens_N)[0])
+    lots = Lots(lot_N, sizes_K, np.zeros(num, np.bool_))
+    held = holdings_of(site, lots, frame["owner"].to_list(), tokens_N, copies)
+    ours = {("lot", name): size for name, size in zip(lots.ids, sizes_K.tolist(), strict=True)}
+    stated = {("lot", lot["id"]): lot["tokens"] for lot in valued["groups"]}
+    for kind, part in _parts(site, held).items():
+        counts = zip(part.tokens_OK.tolist(), part.records_O.tolist(), strict=True)
+        ours |= {(kind, name): count for name, count in zip(part.owners, counts, strict=True)}
+        stated |= {(kind, row["id"]): (row["tokens"], row["records"]) for row in valued.values.get(kind, ())}  # fmt: skip
+    wrong = sorted(key for key in ours.keys() | stated.keys() if ours.get(key) != stated.get(key))
+    said = f"tokens and records of {len(held.owners)} owners in {num} lots, counted from the lots that the run names"
+    return ("holdings", not wrong, said + (f"; {wrong[0][1]}'s differ" if wrong else "")), held
+
+
+def _parts(site: "Site", held: "Holdings") -> "dict[str, Holdings]":
+    """Who is valued by these holdings, as a result names them."""
+    from valuation.entities import merged
+
+    if site.config.pricing.split != "entity":
+        return {"owners": held}
+    return {"owners": held, "entities": merged(held, entity_names(site, held))}
 
 
 def _base(site: "Site", valued: Any) -> list[Finding]:
@@ -108,8 +181,8 @@ def _bank(site: "Site", valued: Any, part: int) -> Finding:
     return ("bank", True, said)
 
 
-def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
-    """Shapley values from the bank, means over its seeds, and owners' shares of them, with their errors, against the published integers."""
+def _values(site: "Site", valued: Any, held: "Holdings", table: Any, target: int) -> Finding:
+    """Shapley values from the bank, means over its seeds, and holders' shares of them, with their errors, against the published integers."""
     import numpy as np
 
     from pipelines.steps.pricing import owners_of
@@ -117,7 +190,7 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
     from valuation.bank import load_seeds
     from valuation.intervals import value_rows
 
-    banks = load_seeds(site.home.runs / valued["run"], part)
+    banks = load_seeds(site.home.runs / valued["run"], target)
     num, orders = len(banks[0].groups), None
     if valued["method"] not in ("shapley.exact", "shapley.updated"):
         plan = latest(site.home.results, "evaluation_plan")
@@ -127,20 +200,15 @@ def _values(site: "Site", valued: Any, table: Any, part: int) -> Finding:
         )
     group, gains_KQ, variance_K = lot_values(banks, orders)
     lot_rows = to_nano(value_rows(group, banks[0].groups, target="target_value"))
-    again = {}
-    for kind in {"owners", "entities"} & valued.values.keys():
-        tokens_OK = np.array([row["tokens"] for row in valued[kind]])
-        each = owner_intervals(gains_KQ, tokens_OK, banks[0].tokens_Q, order_variance_K=variance_K)
-        columns = zip(each.values_n, each.se_n, each.ci_low_n, each.ci_high_n, strict=True)
-        again[kind] = [
-            row | dict(zip(("value", "se", "low", "high"), map(float, found), strict=True))
-            for row, found in zip(valued[kind], columns, strict=True)
-        ]
-    held = owners_of(dataclasses.replace(valued, values={**valued.values, **again}), lot_rows)
+    again: dict[str, Any] = {"entity_of": entity_names(site, held)}
+    for kind, part in _parts(site, held).items():
+        each = owner_intervals(gains_KQ, part.tokens_OK, banks[0].tokens_Q, order_variance_K=variance_K)  # fmt: skip
+        again[kind] = holders(part, each)
+    shared = owners_of(dataclasses.replace(valued, values={**valued.values, **again}), lot_rows)
     numbers = ("value_nano", "se_nano", "ci_low_nano", "ci_high_nano")
     made = {
         ({"group": "lot"}.get(row.subject_kind, row.subject_kind), row.subject_id): tuple(getattr(row, name) for name in numbers)
-        for row in (*lot_rows, *held.rows, *held.entities)
+        for row in (*lot_rows, *shared.rows, *shared.entities)
     }  # fmt: skip
     published = {
         (row["subject_kind"], row["subject_id"]): tuple(row[name] for name in numbers)

@@ -14,6 +14,7 @@ from pipelines.reports.owners import (
 )
 from pipelines.reports.parts import Estimate, NotAvailable
 from pipelines.steps.increments import sentence
+from pipelines.steps.worth import lot_of_leaf
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -191,16 +192,6 @@ class Bank:
         by_seed = gains if gains.ndim == 3 else gains[None]
         return lot_checks(self.nll, by_seed.sum(axis=2) / self.tokens_Q.sum(), self.tokens_Q)
 
-    def lot_of_leaf(self) -> Any:
-        """Lot of every leaf, as the run was given it."""
-        from trainer.spec import load_run
-        from valuation.bank import read_lots, read_plan
-
-        run = load_run(self.folder / "run.json")
-        plan = read_plan(run.config.extra, self.folder)
-        assert plan.lots is not None, "owners are paid by lots"
-        return read_lots(plan, plan.lots[0].stat().st_size // 8)
-
 
 def _strips(site: "Site", corpus: "Result") -> tuple[Strip, ...] | NotAvailable:
     """One record per owner, the one of median surprisal among those that may be displayed."""
@@ -258,7 +249,7 @@ def _fairness(
     frame = records(site, corpus["version"], "owner", "date", "text")
     index_N = frame["index"].to_numpy().astype(np.int64)
     lengths_N = token_store(site, tokens).lengths_N[index_N]
-    lot_N = bank.lot_of_leaf()[index_N]
+    lot_N = lot_of_leaf(bank.folder)[index_N]
     owners = frame["owner"].to_list()
     valued_N = np.where(lot_N >= 0, lengths_N, 0)
     kinds = {

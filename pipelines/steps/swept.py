@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.erasure.choosing import CORE_SETS, CORE_SHARE
+from pipelines.erasure.choosing import CORE_SET, CORE_SHARE
 from pipelines.steps.tables import token_store
 from unlearning.methods import EDITS
 
@@ -19,7 +19,7 @@ def swept(method: str) -> "Swept":
     """A method's rate and in what it differs from its published defaults, chosen on validation people where a sweep was run."""
     from unlearning.methods.settings import SWEPT, Swept
 
-    return SWEPT.get("npo" if method in CORE_SETS else method, Swept(UNLEARN_LR, {}, {}))
+    return SWEPT.get("npo" if method == CORE_SET else method, Swept(UNLEARN_LR, {}, {}))
 
 
 def settings_in_run(method: str) -> tuple[str, dict[str, Any]]:
@@ -27,8 +27,8 @@ def settings_in_run(method: str) -> tuple[str, dict[str, Any]]:
     if method in EDITS:
         return "unlearning.methods.edits:run", {"method": method}
     named = {"method": method}
-    if method in CORE_SETS:
-        named = {"method": "npo", "core_set": CORE_SHARE, "core_choice": CORE_SETS[method]}
+    if method == CORE_SET:
+        named = {"method": "npo", "core_set": CORE_SHARE, "core_choice": "gradient"}
     chosen = swept(method)
     recipe = {name: value for name, value in chosen.recipe.items() if name != "neighbours"}
     return "unlearning.methods.objective:run", {
@@ -41,7 +41,7 @@ def settings_in_run(method: str) -> tuple[str, dict[str, Any]]:
 def retained_mixture(
     site: "Site", tokens: "Result", training_plan: "Result", erasure: "Result", share: str
 ) -> dict[str, int]:
-    """How often owners stand in the retained batches: as in training, and the forgotten records' owners at least for their share."""
+    """How often owners, by pseudonym, stand in the retained batches: as in training, and the forgotten records' owners at least for their share."""
     from trainer.selection import read_selection
     from trainer.spec import MixtureSpec
     from unlearning.methods.neighbours import raised, share_of

@@ -1,6 +1,5 @@
-"""Steps of the valuation group: information, in-run credit, Shapley values by retraining, prices."""
+"""Steps of the valuation group: in-run credit, influence, Shapley values by retraining."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -11,10 +10,11 @@ from pipelines.settings import cores
 from pipelines.steps import foundation, increments
 from pipelines.steps.buyers import names_in
 from pipelines.steps.increments import remade_bank
+from pipelines.steps.information import token_arrays
 from pipelines.steps.pricing import enter_rule, entity_inputs
 from pipelines.steps.sale import gate, sale_inputs
-from pipelines.steps.tables import records, token_store, write_table
-from pipelines.steps.worth import entity_names, told, worth
+from pipelines.steps.tables import records, token_store
+from pipelines.steps.worth import entity_names, holdings_of, told, worth
 from provenance import write_atomic
 
 if TYPE_CHECKING:
@@ -23,126 +23,6 @@ if TYPE_CHECKING:
 
 Made = tuple[str, Mapping[str, Any]]
 Launch = Callable[[Path, int], dict]
-
-
-def _flat(site: "Site", corpus: "Result", tokens: "Result") -> dict[str, Any]:
-    """Token arrays and texts of all live records, in leaf order."""
-    import numpy as np
-
-    store = token_store(site, tokens)
-    frame = records(site, corpus["version"], "record_id", "owner", "text")
-    offsets, flat = store.csr()
-    live = frame["index"].to_numpy().astype(np.int64)
-    lengths = store.lengths_N[live]
-    new_offsets = np.concatenate([[0], np.cumsum(lengths)])
-    if len(live) < store.size or (live != np.arange(store.size)).any():
-        flat = flat[
-            np.repeat(offsets[live] - new_offsets[:-1], lengths) + np.arange(int(lengths.sum()))
-        ]
-    return {
-        "frame": frame,
-        "tokens": flat,
-        "offsets": new_offsets,
-        "vocab_size": store.vocab_size,
-        "lengths": lengths,
-    }
-
-
-def entropy(site: "Site", corpus: "Result", tokens: "Result") -> Made:
-    """Information of every record and owner in two tables, and the surprisal of every token in a third and as a memory map."""
-    import numpy as np
-    import polars as pl
-    import pyarrow as pa
-
-    from valuation import folds, measure_information
-    from valuation.clusters import EXACT, NEAR, SINGLE, duplicate_mass
-    from valuation.surprisal import write_surprisal
-
-    flat = _flat(site, corpus, tokens)
-    frame = flat["frame"]
-    owners = sorted(frame["owner"].unique())
-    code_of = {owner: code for code, owner in enumerate(owners)}
-    owner_N = np.array([code_of[owner] for owner in frame["owner"]], dtype=np.int64)
-    bytes_N = frame["text"].str.len_bytes().to_numpy().astype(np.int64)
-    copies = pl.read_parquet(site.home.table("clusters"))
-    cluster_N = copies["cluster"].to_numpy()
-    kind_N = (
-        copies["kind"]
-        .replace_strict({"single": SINGLE, "exact": EXACT, "near": NEAR}, return_dtype=pl.Int8)
-        .to_numpy()
-    )
-    fold_N = folds(frame["record_id"].to_list(), cluster_N=cluster_N)
-    bits_T = write_surprisal(
-        site.home.tables,
-        flat["tokens"],
-        flat["offsets"],
-        fold_N,
-        flat["vocab_size"],
-        threads=cores(),
-    )
-    per_record, per_owner = measure_information(
-        flat["tokens"], flat["offsets"], bytes_N=bytes_N, fold_N=fold_N, owner_N=owner_N, num_owners=len(owners),
-        vocab_size=flat["vocab_size"], bits_T=bits_T, threads=cores(),
-    )  # fmt: skip
-    tokens_N = per_record.tokens_N
-    mass_G2 = duplicate_mass(kind_N, tokens_N, owner_N, len(owners))
-    whole = duplicate_mass(kind_N, tokens_N, np.zeros_like(owner_N), 1)[0].tolist()
-    # One list per record, made of borders and values as they are: no array per record.
-    lists = pa.LargeListArray.from_arrays(flat["offsets"], np.asarray(bits_T, np.float32))
-    each = pl.Series(lists, dtype=pl.List(pl.Float32))
-
-    def table(names: pl.DataFrame, what: Any) -> pl.DataFrame:
-        return names.with_columns(
-            tokens=pl.Series(what.tokens_N),
-            bytes=pl.Series(what.bytes_N),
-            entropy_bits_per_token=pl.Series(what.entropy_bits_per_token_N),
-            surprisal_bits_per_token=pl.Series(what.surprisal_bits_per_token_N),
-            surprisal_se=pl.Series(what.surprisal_se_N),
-            surprisal_bits_per_byte=pl.Series(what.surprisal_bits_per_byte_N),
-        )
-
-    digests = [
-        write_table(
-            site.home.table("entropy"), table(frame.select("record_id", "owner"), per_record)
-        ),
-        write_table(
-            site.home.table("owner_entropy"),
-            table(pl.DataFrame({"owner": owners}), per_owner).with_columns(
-                exact_mass=pl.Series(mass_G2[:, 0]), near_mass=pl.Series(mass_G2[:, 1])
-            ),
-        ),
-        write_table(
-            site.home.table("surprisal"), frame.select("record_id", "owner").with_columns(bits=each)
-        ),
-    ]
-    bits = per_owner.surprisal_bits_per_token_N
-    return digest_of(digests), {
-        "files": ["tables/entropy.parquet", "tables/owner_entropy.parquet", "tables/surprisal.parquet", "tables/surprisal.f16", "tables/surprisal.json"],
-        "records": len(frame), "owners": len(owners), "tokens": int(per_record.tokens_N.sum()),
-        "mean_bits_per_token": float(np.average(bits, weights=per_owner.tokens_N)),
-        "mean_bits_per_byte": float(np.average(per_owner.surprisal_bits_per_byte_N, weights=per_owner.bytes_N)),
-        "exact_mass": whole[0], "near_mass": whole[1],
-    }  # fmt: skip
-
-
-def quality(site: "Site", corpus: "Result") -> Made:
-    """Quality components of every record."""
-    import polars as pl
-
-    from valuation import text_quality
-
-    frame = records(site, corpus["version"], "record_id", "owner", "text")
-    found = text_quality(frame["text"], threads=cores())
-    table = frame.select("record_id", "owner").with_columns(
-        damaged=pl.Series(found.damaged_N), repeated=pl.Series(found.repeated_N), runs=pl.Series(found.runs_N),
-        distinct=pl.Series(found.distinct_N), packed=pl.Series(found.packed_N), score=pl.Series(found.score_N),
-    )  # fmt: skip
-    digest = write_table(site.home.table("quality"), table)
-    return digest, {
-        "files": ["tables/quality.parquet"],
-        "records": len(table),
-        "mean_score": float(found.score_N.mean()),
-    }
 
 
 def influence_inputs(
@@ -220,13 +100,12 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result", target: "Result"
     import numpy as np
     import polars as pl
 
-    from valuation import content_axis, cut_lots, first_in_cluster, lot_shares
-    from valuation.entities import Holdings, entity_holdings
+    from valuation import content_axis, cut_lots, first_in_cluster
 
     frame = records(
         site, corpus["version"], "record_id", "fingerprint", "owner", "date", "personal", "licence", "consent_train", "consent_resell"
     )  # fmt: skip
-    flat = _flat(site, corpus, tokens)
+    flat = token_arrays(site, corpus, tokens)
     cluster_N = pl.read_parquet(site.home.table("clusters"))["cluster"].to_numpy()
     index_N = frame["index"].to_numpy().astype(np.int64)
     prints = frame["fingerprint"].to_list()
@@ -242,17 +121,7 @@ def _cut_lots(site: "Site", corpus: "Result", tokens: "Result", target: "Result"
 
     grown = increments.grown(site, target, (index_N, first_N, flat["lengths"], personal_N), cut)
     lots = grown.lots
-    owner_N = frame["owner"].to_list()
-    if site.config.pricing.split == "entity":
-        held = entity_holdings(
-            lots, owner_N, flat["lengths"], cluster_N=cluster_N, order_N=index_N, sold_N=sold_N, entity_of=site.config.entity_of
-        )  # fmt: skip
-    else:
-        owners, tokens_OK = lot_shares(lots, owner_N, flat["lengths"])
-        records_of = Counter(
-            owner for owner, lot in zip(owner_N, lots.lot_N, strict=True) if lot >= 0
-        )
-        held = Holdings(owners, tokens_OK, np.array([records_of[owner] for owner in owners]))
+    held = holdings_of(site, lots, frame["owner"].to_list(), flat["lengths"], (cluster_N, index_N, sold_N))  # fmt: skip
     return {
         "frame": frame, "lots": lots, "grown": grown, "holdings": held, "first_N": first_N, "index_N": index_N, "held_back": held_back,
     }  # fmt: skip

@@ -24,6 +24,7 @@ from pipelines.storage.errors import ConfigError
 from pipelines.storage.terms import (
     AuditConfig,
     BuyerConfig,
+    InformationConfig,
     OwnerConfig,
     PricingConfig,
     ValuesConfig,
@@ -233,6 +234,7 @@ class Config:
     target: TargetConfig = field(default_factory=TargetConfig)
     pricing: PricingConfig = field(default_factory=PricingConfig)
     values: ValuesConfig = field(default_factory=ValuesConfig)
+    information: InformationConfig = field(default_factory=InformationConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
@@ -284,6 +286,13 @@ class Config:
         return _plain(dataclasses.asdict(self))
 
 
+_PARTS: dict[str, type] = {
+    "target": TargetConfig, "pricing": PricingConfig, "values": ValuesConfig, "information": InformationConfig, "intake": IntakeConfig,
+    "training": TrainingConfig, "audit": AuditConfig, "erasure": ErasureConfig,
+}  # fmt: skip
+"""Sections, in the order in which they are written."""
+
+
 def load(path: Path) -> Config:
     """Read ``dataworth.toml``.
 
@@ -322,16 +331,7 @@ def parse(text: str) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"dataworth.toml is not TOML: {error}") from None
     values: dict[str, Any] = {}
-    parts = {
-        "target": TargetConfig,
-        "pricing": PricingConfig,
-        "values": ValuesConfig,
-        "intake": IntakeConfig,
-        "training": TrainingConfig,
-        "audit": AuditConfig,
-        "erasure": ErasureConfig,
-    }
-    for name, part in parts.items():
+    for name, part in _PARTS.items():
         values[name] = _section(part, table.pop(name, {}), f"[{name}]")
     owners = table.pop("owners", {})
     if not isinstance(owners, dict):
@@ -348,7 +348,7 @@ def parse(text: str) -> Config:
     scalars = {"format": int, "size": str}
     for key, value in table.items():
         if key not in scalars:
-            known = (*scalars, *parts, "owners", "buyers")
+            known = (*scalars, *_PARTS, "owners", "buyers")
             raise ConfigError(f"unknown key {key!r} in dataworth.toml{_near(key, known)}")
         values[key] = _checked(value, scalars[key], key)
     return Config(**values)
@@ -365,7 +365,7 @@ def render(config: Config) -> str:
     """
     lines = ["# Dataworth: what is measured, what is paid, what is accepted.", ""]
     lines += _lines(config)
-    for name in ("target", "pricing", "values", "intake", "training", "audit", "erasure"):
+    for name in _PARTS:
         lines += ["", f"[{name}]", *_lines(getattr(config, name))]
     for owner, entry in config.owners.items():
         lines += ["", f"[owners.{json.dumps(owner)}]", *_lines(entry)]

@@ -1,6 +1,6 @@
 """SQL over the home, for questions only.
 
-``records`` (the version in force), ``quarantine``, ``duplicates``, ``clusters``, ``entropy``, ``owner_entropy``, ``surprisal``
+``records`` (the version in force), ``quarantine``, ``duplicates``, ``clusters``, ``entropy``, ``owner_entropy``, ``surprisal``, ``model_surprisal``
 (the list ``bits`` has one entry per token of the record), ``quality``, ``values`` and ``prices`` are views over Parquet files,
 as far as they exist (write "values" in quotes: it is a word of SQL, and "buyer-NAME-prices" and
 "buyer-NAME-values", the tables of other buyers). DuckDB is a guest here: it runs in memory, sees these views and
@@ -29,6 +29,7 @@ TABLES: Final = (
     "entropy",
     "owner_entropy",
     "surprisal",
+    "model_surprisal",
     "quality",
     "values",
     "prices",

@@ -11,6 +11,7 @@ from pipelines.storage.errors import ConfigError
 from provenance.canonical import MAX_INTEGER
 
 UPDATES = ("sampled", "exact", "anew")
+REFERENCES = ("ngram", "model")
 MAX_LOTS = 32
 STATED, AGREED = "stated", "agreed"
 
@@ -144,6 +145,22 @@ class ValuesConfig:
 MAX_GOLD: Final = 3
 """Gold models that the evaluation plan draws seeds for before any training."""
 MAX_LINES: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InformationConfig:
+    """By what a record's surprisal is told."""
+
+    surprisal: str = option(
+        'bits of every token under counts of other records ("ngram"), or beside them under small models that are trained on other records as well ("model": '
+        "two trainings, and a table model_surprisal)",
+        "ngram",
+    )
+
+    def __post_init__(self) -> None:
+        """A reference that there is."""
+        if self.surprisal not in REFERENCES:
+            raise ConfigError(f"[information] surprisal: expected one of {', '.join(REFERENCES)}, got {self.surprisal!r}")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipelines.storage.archive import Archive
 from pipelines.storage.blocks import SHARD_LEAVES
 from pipelines.storage.errors import TokenizerError
-from provenance.canonical import write_atomic
+from provenance.canonical import keyed, write_atomic
 from provenance.hashing import sha256
 from provenance.merkle import MerkleTree
 
@@ -176,7 +176,10 @@ def write_version_tokens(archive: Archive, version: str, tokenizer: Tokenizer, f
         OSError: the disk refused.
     """
     from trainer.data import write_tokens
+    from trainer.tokens import TOKENS_FILE, read_manifest
 
+    # Runs name the digest of the folder that they were trained on: one that was written without a key stays as it was.
+    keyless = (folder / TOKENS_FILE).exists() and "owner_key" not in read_manifest(folder)[0]
     tree = MerkleTree(archive.leaves(version))
     roots = [
         tree.subtree_root(first, min(SHARD_LEAVES, tree.size - first))
@@ -190,6 +193,7 @@ def write_version_tokens(archive: Archive, version: str, tokenizer: Tokenizer, f
         end_of_text=tokenizer.end_of_text,
         records=_records(archive, version, tokenizer),
         subtree_roots=roots,
+        owner_key=None if keyless else keyed(archive.keys.k_owner, b"owners of runs"),
     )
 
 

@@ -134,6 +134,7 @@ STUDIES = {
     "owners-planted-base": of("study_bases", "study"),
     "owners-entropy": of("study_entropy", "study"),
     "owners-transfer": of("study_transfer", "study"),
+    "owners-transfer-records": of("study_records", "study"),
     "owners-transfer-sizes": of("study_sizes", "study"),
     "owners-time": of("study_eras", "study"),
     "owners-copycats": of("study_copycats", "study"),

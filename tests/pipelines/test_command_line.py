@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -268,6 +269,41 @@ def test_payouts_add_up(ask, tiny_home: Path, capsys: pytest.CaptureFixture[str]
     table = list(csv.DictReader(io.StringIO(done.stdout)))
     assert sum(int(row["price_microunits"]) for row in table) == 1_000_000_000
     assert f"{table[0]['subject']} {int(table[0]['price_microunits']):,}" in said.out
+
+
+def test_a_dispute_counts_what_owners_hold_by_itself(ask, home: Path) -> None:
+    """Tokens, records or a lot's size changed in the stored result, another lots file, or a run that the ledger doesn't name: each is found and named."""
+    path = home / "results/owner_values/latest.json"
+    whole = path.read_text()
+    said = ask(home, "dispute")
+    assert said.code == 0, said.out
+    assert re.search(r"run\W+yes.*bank\W+yes.*holdings\W+yes", said.out, re.DOTALL)
+    for kind, name, change in (
+        ("owners", "tokens", lambda tokens: [tokens[0] + 10, *tokens[1:]]),
+        ("owners", "records", lambda records: records + 1),
+        ("groups", "tokens", lambda tokens: tokens + 1),
+    ):
+        body = json.loads(whole)
+        row = body["values"][kind][-1]
+        row[name] = change(row[name])
+        path.write_text(json.dumps(body))
+        said = ask(home, "dispute")
+        assert said.code == 1
+        assert re.search(rf"holdings\W+NO.*{row['id']}'s differ", said.out, re.DOTALL), said.out
+        # What is paid by is counted anew, not taken from there.
+        assert re.search(r"values\W+yes", said.out)
+    path.write_text(whole)
+    values = json.loads(whole)["values"]
+    (lots,) = [home / file for file in values["files"] if file.endswith(".bin")]
+    data = lots.read_bytes()
+    lots.write_bytes(data[8:] + data[:8])
+    said = ask(home, "dispute")
+    assert said.code == 1
+    assert re.search(r"holdings\W+NO.*expected SHA-256", said.out, re.DOTALL)
+    lots.write_bytes(data)
+    run = home / "runs" / values["run"] / "run.json"
+    run.write_bytes(run.read_bytes() + b"\n")
+    assert re.search(r"run\W+NO.*the ledger names", ask(home, "dispute").out, re.DOTALL)
 
 
 def test_a_dispute_recomputes_and_finds_a_changed_number(ask, home: Path) -> None:

@@ -13,7 +13,7 @@ from custody_home import PLANTED, row, user_site
 from graph_commands import ROOT, dataworth, values
 
 from pipelines import requests
-from pipelines.erasure.choosing import CORE_SETS, EXACT, asked_method, methods
+from pipelines.erasure.choosing import CORE_SET, EXACT, asked_method, methods
 from pipelines.erasure.finishing import carry_on, enter_state
 from pipelines.erasure.needles import needles
 from pipelines.erasure.stores import EVIDENCE, Scope, models, results, run_inputs
@@ -191,20 +191,25 @@ def test_a_method_is_chosen_by_the_request(erase, site: Site) -> None:
     requests.advance(site.home, first, "audited")
     assert asked_method(requests.pending(site.home)) == "rmu"
     assert erasure_request(site, head)[1]["asked_method"] == "rmu"
-    assert {"exact", "coreset", "coreset_random", "newton", "npo", "task_vector"} <= set(methods())
+    assert {"exact", "coreset", "newton", "npo", "task_vector"} <= set(methods())
 
 
-def test_a_core_set_by_gradients_has_a_random_control() -> None:
-    """Same loss, numbers, rate and share under a name of its own, so that the two have records of audits of their own."""
-    runs = {name: settings_in_run(name) for name in ("coreset", "coreset_random", "npo", "newton")}
-    core, drawn = runs["coreset"][1], runs["coreset_random"][1]
-    assert core | {"core_choice": "random"} == drawn
-    assert core["core_choice"] == "gradient"
-    assert swept("coreset_random") == swept("coreset") == swept("npo")
-    assert ForgetConfig.from_extra({"sealed": {}, "tokenizer": "t"} | drawn).core_set == 0.3
-    assert runs["coreset"][0] == runs["coreset_random"][0] == runs["npo"][0]
+def test_a_core_set_is_chosen_by_gradients(erase) -> None:
+    """NPO's loss, numbers and rate on 0.3 of the records; one at random is a run's setting for studies and no method that a request may name."""
+    runs = {name: settings_in_run(name) for name in ("coreset", "npo", "newton")}
+    core = runs["coreset"][1]
+    assert core == runs["npo"][1] | {"core_set": "0.3", "core_choice": "gradient"}
+    assert swept("coreset") == swept("npo")
+    for choice in ("gradient", "random"):
+        read = ForgetConfig.from_extra({"sealed": {}, "tokenizer": "t"} | core | {"core_choice": choice})  # fmt: skip
+        assert (read.core_set, read.core_choice) == (0.3, choice)
+    assert runs["coreset"][0] == runs["npo"][0]
     assert "core_set" not in runs["npo"][1]
     assert runs["newton"] == ("unlearning.methods.edits:run", {"method": "newton"})
+    said = erase("--owner", "bob", "--method", "coreset_random")
+    assert said.code == 2
+    assert "expected one of exact" in said.err
+    assert "coreset, " in said.err
 
 
 def test_a_held_out_record_leaves_the_target(ask, copied, tiny_home: Path) -> None:
@@ -327,12 +332,16 @@ def test_the_method_takes_what_the_sweep_chose(tiny_home: Path) -> None:
         gone = {index for index in store.live_N.tolist() if store.record_id(index) in plan.excluded}
         tokens = dict.fromkeys(store.owners, 0)
         for index in store.live_N.tolist():
-            times = one.config.mixture.repeats.get(store.owner_of(index), 1)
+            times = store.repeats(one.config.mixture)[store.owner_of(index)]
             tokens[store.owner_of(index)] += times * len(store.tokens(index)) * (index not in gone)
         of[name] = tokens["registry"] / sum(tokens.values())
+        # Who stands how often is said by pseudonym: a run.json can be shown to people who may not know the owners.
+        assert set(one.config.mixture.repeats) <= {store.pseudonym(owner) for owner in store.owners}
+        text = (tiny_home / "runs" / name / "run.json").read_text()
+        assert not [owner for owner in store.owners if owner in text]
     retained, trained = of.values()
     assert retained == pytest.approx(share, abs=0.02)
     assert trained < share - 0.2
     # A method that no sweep looked at keeps its published numbers and the training's mixture.
     assert swept("rmu") == (UNLEARN_LR, {}, {})
-    assert all(swept(one) == chosen for one in CORE_SETS)
+    assert swept(CORE_SET) == chosen

@@ -19,6 +19,7 @@ from pipelines.steps.owners import Bank
 from pipelines.storage.errors import ConfigError
 from pipelines.storage.terms import ValuesConfig
 from trainer.spec import load_run, save_run
+from valuation import sampled_with_interval
 from valuation.bank import load_utilities
 from valuation.lots import Lots
 from valuation.proxy import retrain
@@ -148,6 +149,10 @@ def test_more_lots_than_are_enumerated_are_valued_from_sampled_orders(
     assert plan is not None
     bank = Bank(site, found, plan)
     assert (bank.gains[1] > 0).any()  # variance over orders
+    again = sampled_with_interval(bank.nll, bank.tokens_Q, bank.orders)
+    for name, column in (("value", again.values_n), ("se", again.se_n), ("low", again.ci_low_n), ("high", again.ci_high_n)):  # fmt: skip
+        assert [lot[name] for lot in found["groups"]] == pytest.approx(column.tolist(), rel=1e-9)
+    assert found["total_se"] == pytest.approx(again.total_se)
     assert bank.checks() == NotAvailable(reason="not every coalition was trained")
     _recomputed(site, found)
     again = valued(site, based_home)
@@ -160,7 +165,14 @@ def _recomputed(site: Site, found: Result) -> None:
     parts = [latest(site.home.results, name) for name in ("corpus", "tokens", "influence")]
     plan = latest(site.home.results, "evaluation_plan")
     pricing.value_table(site, *parts, found, plan)  # type: ignore[arg-type]
-    assert disputes._values(site, found, pl.read_parquet(site.home.table("values")), 0)[1]
+    assert disputes._values(site, found, _held(site, found), pl.read_parquet(site.home.table("values")), 0)[1]  # fmt: skip
+
+
+def _held(site: Site, found: Result) -> Any:
+    """The holdings that a dispute counts by itself."""
+    (_, holds, said), held = disputes.holdings(site, found)
+    assert holds, said
+    return held
 
 
 def _disputed(site: Site, sampled: Result) -> None:
@@ -168,15 +180,19 @@ def _disputed(site: Site, sampled: Result) -> None:
     parts = [latest(site.home.results, name) for name in ("corpus", "tokens", "influence")]
     plan = latest(site.home.results, "evaluation_plan")
     pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
-    table = pl.read_parquet(site.home.table("values"))
-    assert disputes._values(site, sampled, table, 0)[1]
+    table, held = pl.read_parquet(site.home.table("values")), _held(site, sampled)
+    assert disputes._values(site, sampled, held, table, 0)[1]
     for kind in ("lot", "owner"):
         lower = pl.when(subject_kind=kind).then(pl.col("ci_low_nano") + 1000).otherwise("ci_low_nano")  # fmt: skip
-        assert not disputes._values(site, sampled, table.with_columns(ci_low_nano=lower), 0)[1]
+        assert not disputes._values(site, sampled, held, table.with_columns(ci_low_nano=lower), 0)[
+            1
+        ]
     low = sampled["owners"][0]["low"]
     sampled["owners"][0]["low"] += 1e-3  # what the table's rows of owners were made from
     pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
-    assert not disputes._values(site, sampled, pl.read_parquet(site.home.table("values")), 0)[1]
+    assert not disputes._values(site, sampled, held, pl.read_parquet(site.home.table("values")), 0)[
+        1
+    ]
     sampled["owners"][0]["low"] = low
     pricing.value_table(site, *parts, sampled, plan)  # type: ignore[arg-type]
     _, holds, said = disputes._bank(site, sampled, 0)

@@ -11,6 +11,7 @@ import pytest
 from graph_commands import environment
 
 from pipelines.results import Result, latest, store
+from pipelines.runs import started
 from pipelines.site import Site, open_site
 from pipelines.steps import audit_trail, pricing, valuation
 from pipelines.steps import provenance as steps
@@ -112,10 +113,12 @@ def test_values_are_means_over_the_plans_seeds_and_their_errors_contain_the_spre
     again, narrow = (
         shapley_with_interval(nll, banks[0].tokens_Q) for nll in (nll_SCQ, nll_SCQ.mean(axis=0))
     )
+    assert (found["method"], found["total_se"]) == (again.method, pytest.approx(again.total_se))
     for row, lot in enumerate(found["groups"]):
         assert lot["value"] == pytest.approx(again.values_n[row], abs=1e-12)
         assert lot["se"] == pytest.approx(again.se_n[row])
         assert lot["low"] == pytest.approx(again.ci_low_n[row])
+        assert lot["high"] == pytest.approx(again.ci_high_n[row])
         assert lot["se"] > narrow.se_n[row]
         assert lot["se"] ** 2 == pytest.approx(narrow.se_n[row] ** 2 + lot["seed_se"] ** 2)
 
@@ -205,6 +208,12 @@ def test_shells_of_one_legal_entity_are_paid_as_one_and_nothing_is_trained_again
     disputed = ask(home, "dispute")
     assert disputed.code == 0, disputed.out
     assert audit_trail.prices(site, prices) == []
+    (held,) = made(site, "owner_values")
+    held["entities"][0]["records"] += 1
+    store(site.home.results, held)
+    disputed = ask(home, "dispute")
+    assert disputed.code == 1
+    assert f"{held['entities'][0]['id']}'s differ" in disputed.out
 
 
 def test_a_home_whose_bank_was_trained_in_another_order_is_told_so(
@@ -220,6 +229,7 @@ def test_a_home_whose_bank_was_trained_in_another_order_is_told_so(
     document = parse_json(path.read_bytes())
     assert document["config"]["extra"].pop("order") == 2
     path.write_bytes(jcs(document))
+    started(site, path.parent, made(site, "evaluation_plan")[0])  # as it was entered then
     assert "ordered in the order of leaf indices, these by content (2)" in valuation.remade_bank(site)  # fmt: skip
     said = ask(home, "dispute")
     assert said.code == 0, said.out

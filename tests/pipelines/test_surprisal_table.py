@@ -1,12 +1,24 @@
 """The surprisal of every token, as the graph leaves it for SQL."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
-from graph_commands import values
+from graph_commands import environment, values
+
+from pipelines.results import latest
+from pipelines.site import open_site
+from pipelines.steps import information
+from pipelines.storage.errors import ConfigError
+from pipelines.storage.query import sql
+from pipelines.storage.terms import InformationConfig
+from trainer.spec import load_run
+from valuation import reference
 
 
 def test_the_surprisal_of_every_token_adds_up_to_the_record(tiny_home: Path) -> None:
@@ -58,7 +70,6 @@ def test_the_mass_of_copies_is_that_of_the_clusters(tiny_home: Path) -> None:
 def test_sql_offers_the_surprisal_of_every_token(tiny_home: Path) -> None:
     """One list per record that adds up to what `entropy` states, for personal records as well: bits are no text."""
     from pipelines.storage.home import Home
-    from pipelines.storage.query import sql
 
     query = """select count(*), max(abs(list_sum(bits::double[]) - e.surprisal_bits_per_token * e.tokens)), sum(len(bits) - e.tokens)
         from surprisal join entropy e using (record_id)"""
@@ -84,3 +95,54 @@ def test_a_strip_is_drawn_only_under_a_licence_that_is_still_accepted(
     said = ask(home, "explain", record)
     assert said.code == 0, said.err
     assert not re.search("[▁▂▃▄▅▆▇█]", said.out)
+
+
+def trained(directory: Path, _world: int) -> dict[str, Any]:
+    """The reference run, in this process."""
+    if not (directory / "result.json").exists():
+        assert reference.run(load_run(directory), directory) == 0
+    return {}
+
+
+def test_a_model_that_never_saw_a_record_tells_its_surprisal_beside_the_counts(
+    tiny_home: Path, copied: Callable[[Path], Path]
+) -> None:
+    """`[information] surprisal = "model"`: SQL adds each record's bits up to its stated rate and finds both references' first tokens equal; the counts' table stays; back to "ngram", the model's is gone."""
+    home = copied(tiny_home)
+    site = open_site(home, None, environment(home)["DATAWORTH_SIZE"], None)
+    config = dataclasses.replace(site.config, information=InformationConfig(surprisal="model"))
+    asked = dataclasses.replace(site, config=config)
+    parts = [latest(site.home.results, name) for name in ("corpus", "tokens")]
+    before = site.home.table("surprisal").read_bytes()
+    digest, found = information.entropy(asked, *parts, trained)  # type: ignore[arg-type]
+    assert site.home.table("surprisal").read_bytes() == before
+    assert all((home / file).exists() for file in found["files"])
+    query = """select count(*), max(abs(list_sum(m.bits::double[]) - e.model_bits_per_token * e.tokens)), sum(len(m.bits) - e.tokens),
+        sum((m.bits[1] <> s.bits[1])::int), sum((m.bits[2] <> s.bits[2])::int), avg(e.model_bits_per_token)
+        from model_surprisal m join entropy e using (record_id) join surprisal s using (record_id)"""
+    rows, worst, missing, heads, seconds, mean = sql(site.home, query).fetchall()[0]
+    assert rows == found["records"]
+    assert worst < 1e-6
+    assert missing == heads == 0
+    assert seconds > 0.9 * rows
+    assert 1 < mean < 9.1  # 512 tokens: guessing takes 9 bits
+    steps = load_run(home / "runs" / found["run"]).steps
+    assert steps * site.size.rows * site.size.length * 2 >= found["tokens"]  # one pass
+    fold_L = np.frombuffer(next((home / "runs/inputs").glob("folds-*.bin")).read_bytes(), "<i8")
+    clusters = pl.read_parquet(site.home.table("clusters"))
+    assert clusters.with_columns(fold=fold_L[fold_L >= 0]).group_by("cluster").agg(pl.col("fold").n_unique())["fold"].max() == 1  # fmt: skip
+    again, _ = information.entropy(site, *parts, trained)  # type: ignore[arg-type]
+    assert again == values_digest(home)
+    assert again != digest
+    assert not list(home.glob("tables/*model*"))
+    assert information.inputs(site) == {}
+    assert information.inputs(asked) != {}
+    with pytest.raises(ConfigError, match=r"expected one of ngram, model, got 'oracle'"):
+        InformationConfig(surprisal="oracle")
+
+
+def values_digest(home: Path) -> str:
+    """The data version that the graph gave to its entropy."""
+    found = latest(home / "results", "entropy")
+    assert found is not None
+    return found.data_version

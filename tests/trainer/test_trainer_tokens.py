@@ -1,5 +1,6 @@
 """Claims about token folders: what was written is read, and what was changed is refused."""
 
+import hmac
 import json
 import shutil
 
@@ -10,6 +11,7 @@ from trainer_corpus import END, VOCAB, documents, record_id, write_corpus
 
 from trainer.data import TokenStore, write_tokens
 from trainer.errors import DataError
+from trainer.spec import MixtureSpec
 from trainer.tokens import SHARD_LEAVES
 
 
@@ -52,6 +54,27 @@ def test_every_record_is_read_as_it_was_written(tmp_path):
     offsets, flat = store.csr()
     assert flat[offsets[7] : offsets[8]].tolist() == docs[7]
     assert offsets[-1] == len(flat) == store.lengths_N.sum()
+
+
+def test_owners_have_pseudonyms_under_the_folders_key(tmp_path):
+    """HMAC of the id, by hand; one owner has one name in every folder of a key; without a key names are ids; a mixture may use either, not both."""
+    key = b"k" * 32
+    records = [(i, record_id(i), owner, [END]) for i, owner in enumerate(("ann", "bob"))]
+    folders = {"one": (records, key), "two": ([*records, _ok(2)], key), "open": (records, None)}
+    stores = {}
+    for name, (rows, owner_key) in folders.items():
+        _write(tmp_path / name, rows, owner_key=owner_key)
+        stores[name] = TokenStore.open(tmp_path / name)
+    ann = hmac.new(key, b"ann", "sha256").hexdigest()
+    assert stores["one"].pseudonym("ann") == stores["two"].pseudonym("ann") == ann
+    assert stores["open"].pseudonym("ann") == "ann"
+    for name in ("ann", ann):
+        assert stores["one"].repeats(MixtureSpec(repeats={name: 3})) == {"ann": 3, "bob": 1}
+    assert stores["open"].repeats(MixtureSpec(repeats={"bob": 0})) == {"ann": 1, "bob": 0}
+    with pytest.raises(DataError, match="no owner"):
+        stores["open"].repeats(MixtureSpec(repeats={ann: 3}))
+    with pytest.raises(DataError, match="every owner once"):
+        stores["one"].repeats(MixtureSpec(repeats={"ann": 3, ann: 3}))
 
 
 def test_the_digest_is_pinned(tmp_path):

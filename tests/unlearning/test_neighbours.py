@@ -25,11 +25,11 @@ def identity(index):
     return hashlib.sha256(b"%d" % index).digest()
 
 
-def store_of(folder, owners):
+def store_of(folder, owners, owner_key=None):
     """One record of ten tokens per entry."""
     records = ((n, identity(n), owner, [*range(9), END]) for n, owner in enumerate(owners))
     write_tokens(
-        folder, corpus_version="toy", tokenizer_digest="0" * 64, vocab_size=100, end_of_text=END, records=records
+        folder, corpus_version="toy", tokenizer_digest="0" * 64, vocab_size=100, end_of_text=END, records=records, owner_key=owner_key
     )  # fmt: skip
     return TokenStore.open(folder)
 
@@ -58,6 +58,16 @@ def test_repeats_by_hand(tmp_path):
     assert raised(store, MixtureSpec(repeats={"speech": 2}), gone, forgotten, 0.5, drawn=100).repeats == {"speech": 2, "people": 8}  # fmt: skip
     enough = MixtureSpec(repeats={"people": 160})
     assert raised(store, enough, (), forgotten, 0.9, drawn=100) is enough
+
+
+def test_neighbours_are_named_by_pseudonym(tmp_path):
+    """What the mixture says of owners, by id or by pseudonym, comes back by pseudonym alone, with the repeats of a folder without a key."""
+    store = store_of(tmp_path, ["speech"] * 30 + ["people"] * 10, b"k" * 32)
+    speech, people = store.pseudonym("speech"), store.pseudonym("people")
+    forgotten = {identity(n) for n in range(30, 34)}
+    for name in ("speech", speech):
+        found = raised(store, MixtureSpec(repeats={name: 2}), (), forgotten, 0.5, drawn=100)
+        assert found.repeats == {speech: 2, people: 10}
 
 
 def test_few_neighbours_are_not_drilled(tmp_path):

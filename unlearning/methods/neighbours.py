@@ -5,7 +5,7 @@
 Whoever pushes 500 lines about people down bends what the model does with *any* line of that form, and the retain term can straighten only
 what it sees. Drawn as in training, retained batches hold as much of the neighbours as is left of them: of 200 people with 100 forgotten, 41 % of
 tokens in the demonstration, and 3 looks at each line in 100 steps. This raises the *mixture* of the run (`repeats` by owner), nothing else: an
-epoch still holds every retained record, in the order that the run's seed keys, and run.json says how often each owner stands in
+epoch still holds every retained record, in the order that the run's seed keys, and run.json says how often each owner, by pseudonym, stands in
 it, so that windows, `explain` and resuming know no other rule. With w_o tokens of owner o that stay, r_o repeats of it and N the
 owners of forgotten records,
 
@@ -118,7 +118,7 @@ def raised(
             micro_N[here] = weights.of(ids_N32)
     near = {store.owners[code] for code in np.unique(store.owner_codes_N[pushed_N]) if code >= 0}
     tokens_N = store.lengths_N * (micro_N / MICRO) * ~gone_N
-    repeats = {owner: mixture.repeats.get(owner, 1) for owner in store.owners}
+    repeats = store.repeats(mixture)
     tokens_O = {
         owner: repeats[owner] * float(tokens_N[store.owner_codes_N == code].sum())
         for code, owner in enumerate(store.owners)
@@ -130,5 +130,7 @@ def raised(
     if not close or not others or close >= share * (close + others):
         return mixture
     factor = share / (1 - share) * others / close
-    changed = {owner: round(repeats[owner] * factor) for owner in sorted(near) if repeats[owner]}
-    return MixtureSpec(repeats=dict(mixture.repeats) | changed)
+    changed = {owner: round(repeats[owner] * factor) for owner in near if repeats[owner]}
+    # Owners that the mixture named stay named, all of them by pseudonym.
+    named = {o for o in repeats if {o, store.pseudonym(o)} & set(mixture.repeats)} | set(changed)
+    return MixtureSpec(repeats={store.pseudonym(o): (repeats | changed)[o] for o in sorted(named)})

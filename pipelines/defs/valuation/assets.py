@@ -8,7 +8,7 @@ from pipelines.describe import valuation as describe
 from pipelines.launch import launcher
 from pipelines.resources import HomeResource
 from pipelines.results import Result
-from pipelines.steps import judgement, pricing
+from pipelines.steps import information, judgement, pricing
 from pipelines.steps import valuation as steps
 
 GROUP = "valuation"
@@ -17,21 +17,15 @@ OWNERS = ["team:valuation"]
 
 @dg.asset(group_name=GROUP, code_version="3", kinds={"numpy"}, owners=OWNERS)
 def entropy(
-    context: dg.AssetExecutionContext,
-    home: HomeResource,
-    corpus: Result,
-    clusters: Result,
-    tokens: Result,
-) -> dg.MaterializeResult:
+    context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
+    corpus: Result, clusters: Result, tokens: Result,
+) -> dg.MaterializeResult:  # fmt: skip
     """Token entropy of every record and owner in bits per token and per byte; surprisal under a held-out reference."""
     site = home.site()
-    inputs = {"tokens": tokens["digest"], "clusters": clusters.data_version}
-    return home.materialize(
-        context,
-        inputs,
-        partial(steps.entropy, site, corpus, tokens),
-        partial(describe.entropy, site),
-    )
+    inputs = {"tokens": tokens["digest"], "clusters": clusters.data_version, **information.inputs(site)}  # fmt: skip
+    run = launcher(context, pipes)
+    make = partial(information.entropy, site, corpus, tokens, run)
+    return home.materialize(context, inputs, make, partial(describe.entropy, site))
 
 
 @dg.asset(group_name=GROUP, code_version="2", kinds={"polars"}, owners=OWNERS)
@@ -41,7 +35,9 @@ def quality(
     """Quality components of every record: repetition, compressibility, vocabulary; reported, never a hidden filter."""
     site = home.site()
     inputs = {"corpus": corpus["version"]}
-    return home.materialize(context, inputs, partial(steps.quality, site, corpus), describe.quality)
+    return home.materialize(
+        context, inputs, partial(information.quality, site, corpus), describe.quality
+    )
 
 
 @dg.asset(group_name=GROUP, code_version="2", kinds={"pytorch"}, owners=OWNERS)
