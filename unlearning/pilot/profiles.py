@@ -113,6 +113,9 @@ REPORT = dataclasses.replace(
     method_steps=200, method_stride=10, forget_records=64,
 )  # fmt: skip
 
+# Two shards of half the steps each; what the released mean of both holds is erased by training one of them again (`sharded`).
+SHARDED = dataclasses.replace(PILOT, name="sharded", methods={})
+
 SMOKE_BPE = dataclasses.replace(SMOKE, name="smoke-bpe", steps=1700, own_tokenizer=False)
 PILOT_BPE = dataclasses.replace(
     PILOT, name="pilot-bpe", own_tokenizer=False, steps=1600, dim=96,
