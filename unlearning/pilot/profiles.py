@@ -116,6 +116,11 @@ REPORT = dataclasses.replace(
 # Two shards of half the steps each; what the released mean of both holds is erased by training one of them again (`sharded`).
 SHARDED = dataclasses.replace(PILOT, name="sharded", methods={})
 
+# Canaries in or out by coins, half of them in: as many people in a training as in the smoke profile (`shadows`).
+SHADOWS = dataclasses.replace(
+    SMOKE, name="shadows", counts={"retained": 64, "forgotten": 32, "lookalike": 16}, methods={"npo": PILOT.methods["npo"]},
+)  # fmt: skip
+
 SMOKE_BPE = dataclasses.replace(SMOKE, name="smoke-bpe", steps=1700, own_tokenizer=False)
 PILOT_BPE = dataclasses.replace(
     PILOT, name="pilot-bpe", own_tokenizer=False, steps=1600, dim=96,
