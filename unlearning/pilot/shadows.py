@@ -221,9 +221,8 @@ def told(
     found_BR = np.array(found)
     value_R = _judged(score_TN, in_TN)
     low_R, high_R = np.quantile(found_BR, [0.025, 0.975], axis=0)
-    return Told(
-        value_R[0], low_R[0], high_R[0], tuple(value_R[1:]), tuple(low_R[1:]), found_BR[:, 0]
-    )
+    low, *lows = (float(one) for one in low_R)
+    return Told(value_R[0], low, float(high_R[0]), tuple(value_R[1:]), tuple(lows), found_BR[:, 0])
 
 
 def _judged(score_TN: NDArray[np.float64], in_TN: NDArray[np.bool_]) -> list[float]:
