@@ -88,11 +88,17 @@ def in_turns(ways):
 
 
 def products(model, tokens):
-    """The matrix products of a forward pass over so many tokens and nothing else, head and attention's scores left out."""
-    weights = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n and "head" not in n]  # fmt: skip
-    with torch.inference_mode():
-        for weight in weights:
-            torch.randn(tokens, weight.shape[1]) @ weight.T
+    """The matrix products of a forward pass over so many tokens and nothing else; without the head and attention's scores."""
+    weights = [p for n, p in model.named_parameters() if p.dim() == 2 and not n.startswith(("embed", "head"))]  # fmt: skip
+    states = {width: torch.randn(1024, width) for width in {w.shape[1] for w in weights}}
+
+    def run():
+        with torch.inference_mode():
+            for _ in range(-(-tokens // 1024)):
+                for weight in weights:
+                    states[weight.shape[1]] @ weight.T
+
+    return run
 
 
 def alone():
@@ -115,7 +121,7 @@ def alone():
         spent, found = in_turns({
             "batches": lambda s=sequences, f=first: score_spans(model, s, f),
             "loop": lambda s=sequences, f=first: [score_spans(model, [a], [b]) for a, b in zip(s, f, strict=True)],
-            "products": lambda t=tokens: [products(model, 1024) for _ in range(-(-t // 1024))],
+            "products": products(model, tokens),
         })  # fmt: skip
         assert np.allclose(found["batches"].loss_N, [one.loss_N[0] for one in found["loop"]], atol=1e-4)  # fmt: skip
         ratios = spent["loop"] / spent["batches"]
