@@ -126,6 +126,7 @@ STUDIES = {
     "audit-report": of("study_audit", "report"),
     "audit-ulira": of("study_ulira", "study"),
     "audit-sharded": of("study_sharded", "study"),
+    "audit-sharded-160": of("study_sharded", "more"),
     **{f"influence-{name}": of("study_influence", "study", name) for name in ("kinds", "peps")},
     "damping-sotu": of("study_damping", "study", "sotu"),
     **{f"damping-{name}": of("study_damping", "confirm", name) for name in ("kinds", "peps")},

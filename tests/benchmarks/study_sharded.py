@@ -1,5 +1,8 @@
 """Exact erasure by shards, audited: `make accept STUDY=audit-sharded`. Two shards, three gold ensembles, every attack.
 
+`audit-sharded-160` is the same audit of 160 forgotten people, with fewer budgets per secondary attack and without the deletions of single people:
+with 64 people membership was open, also of two of the three gold ensembles, and the report said that 159 would decide.
+
 The pilot's 384 made-up people. The released model is the mean of two models; the 64 forgotten people all stand in shard 0, which is trained again
 without them (`unlearning.pilot.sharded`). Then two people are deleted, each alone, and the digests are held against a training over tokens in
 which the person never stood. Resumable, as the other studies of audits.
@@ -14,12 +17,12 @@ import torch
 from corpora import STATE
 from figures import record
 from scipy.stats import binomtest
-from study_audit import Clock, row
+from study_audit import REPORT_ATTACKS, Clock, row
 
 from unlearning.endpoints import Status
 from unlearning.ensemble import read_ensemble
 from unlearning.pilot.audits import audits_of
-from unlearning.pilot.profiles import SHARDED
+from unlearning.pilot.profiles import SHARDED, SHARDED_160
 from unlearning.pilot.sharded import METHOD, prepare_sharded, subjects
 from unlearning.plan import AttackPlan
 from unlearning.repertoire import FULL
@@ -27,47 +30,25 @@ from unlearning.repertoire import FULL
 PACKAGES = ("torch", "numpy", "scipy")
 SHOTS = 1
 LIMITS = AttackPlan(demonstrations=SHOTS, fine_tune_steps=(10, 25, 50), repertoire=FULL)
+MORE_LIMITS = AttackPlan(
+    demonstrations=SHOTS, fine_tune_steps=(10, 25, 50), repertoire=REPORT_ATTACKS.repertoire
+)
 MOST = 1200  # CPU seconds
 
 
+def more():
+    """The audit with 160 forgotten people."""
+    made, clock = begun(SHARDED_160)
+    judged(made, clock, MORE_LIMITS)
+
+
 def study():
-    """Train, erase, attack, judge, record."""
-    torch.set_num_threads(1)
-    made = prepare_sharded(STATE / "audit-sharded", SHARDED)
-    clock = Clock(made.folder / "cpu.json")
-    clock.timed("original", made.original)
-    clock.timed(METHOD, lambda: made.unlearned(METHOD))
-    for seed in range(SHARDED.golds):
-        clock.timed(f"gold-{seed}", lambda seed=seed: made.gold(seed))
+    """The audit with 64, and two people deleted alone."""
+    made, clock = begun(SHARDED)
     asked = subjects(made.people["forgotten"])
     deleted = [deletion(made, clock, person) for person in (asked[0], asked[-1])]
-    audits = audits_of(made, LIMITS)
-    names = ["original", METHOD, *audits.golds]
-    for name in [*names, "random"]:
-        clock.timed(f"attacks on {name}", lambda name=name: audits.rows(name))
-    verdict = clock.timed("verdict", lambda: audits.audit(METHOD))
-    table = clock.timed("table", lambda: [row(audits, name) for name in names])
-    ends = [end for end in verdict.endpoints if not end.subgroup]
-    common = {
-        "packages": PACKAGES, "command": "make accept STUDY=audit-sharded", "seeds": [SHARDED.seed, 0, 1, 2, 3], "low": None, "high": None,
-        "level": None,
-    }  # fmt: skip
-    leaks = ends[0].original
-    interval = binomtest(round(leaks * ends[0].people), ends[0].people).proportion_ci(0.95)
-    record(
-        "accept.jsonl", "unlearning.audit.sharded_original", what="share of the forgotten people given away when asked", unit="share", kind="requirement",
-        estimate=leaks, bar=">= 0.95", holds=leaks >= 0.95, n=ends[0].people, spread="Clopper-Pearson over people",
-        note=f"power in the tiers: {', '.join(f'{e.name} {e.original:.3f} ({e.has_power})' for e in ends[:3])}",
-        **common | {"low": float(interval.low), "high": float(interval.high), "level": 0.95},
-    )  # fmt: skip
-    passed = sum(end.status is Status.PASS for end in ends) / len(ends)
-    value = passed if verdict.status is Status.PASS else 0.0
-    record(
-        "accept.jsonl", "unlearning.audit.sharded_verdict", what=f"verdict {verdict.status}; share of primary endpoints that PASS", unit="share",
-        kind="requirement", estimate=value, bar=">= 1", holds=value >= 1, n=len(ends), spread="one data draw, one original, three gold ensembles",
-        note="; ".join(verdict.reasons), table=table, controls=[[c.name, c.holds] for c in verdict.controls], **common,
-    )  # fmt: skip
     right = [held for one in deleted for held in one["compared"].values()]
+    common = common_of(made)
     record(
         "accept.jsonl", "unlearning.audit.sharded_digests", what="share of comparisons of digests that hold", unit="share", kind="requirement",
         estimate=sum(right) / len(right), bar=">= 1", holds=all(right), n=len(right), spread="bit for bit",
@@ -78,9 +59,59 @@ def study():
         "accept.jsonl", "unlearning.audit.sharded_share", what="largest share of a training for one person", unit="share", kind="requirement",
         estimate=cost, bar="<= 0.5", holds=cost <= 0.5, n=len(deleted), spread="counted in steps", note="two shards, one slice each", **common,
     )  # fmt: skip
+    judged(made, clock, LIMITS)
+
+
+def begun(profile):
+    """A study with all its ensembles, and its clock."""
+    torch.set_num_threads(1)
+    made = prepare_sharded(STATE / f"audit-{profile.name}", profile)
+    clock = Clock(made.folder / "cpu.json")
+    clock.timed("original", made.original)
+    clock.timed(METHOD, lambda: made.unlearned(METHOD))
+    for seed in range(profile.golds):
+        clock.timed(f"gold-{seed}", lambda seed=seed: made.gold(seed))
+    return made, clock
+
+
+def common_of(made):
+    """What every line of a study says."""
+    return {
+        "packages": PACKAGES, "command": f"make accept STUDY=audit-{made.profile.name}", "seeds": [made.profile.seed, 0, 1, 2, 3], "low": None,
+        "high": None, "level": None,
+    }  # fmt: skip
+
+
+def judged(made, clock, limits):
+    """Attack every model, judge the erased one, record."""
+    audits, figure = (
+        audits_of(made, limits),
+        f"unlearning.audit.{made.profile.name.replace('-', '_')}",
+    )
+    names, common = ["original", METHOD, *audits.golds], common_of(made)
+    for name in [*names, "random"]:
+        clock.timed(f"attacks on {name}", lambda name=name: audits.rows(name))
+    verdict = clock.timed("verdict", lambda: audits.audit(METHOD))
+    table = clock.timed("table", lambda: [row(audits, name) for name in names])
+    ends = [end for end in verdict.endpoints if not end.subgroup]
+    leaks = ends[0].original
+    interval = binomtest(round(leaks * ends[0].people), ends[0].people).proportion_ci(0.95)
+    record(
+        "accept.jsonl", f"{figure}_original", what="share of the forgotten people given away when asked", unit="share", kind="requirement",
+        estimate=leaks, bar=">= 0.95", holds=leaks >= 0.95, n=ends[0].people, spread="Clopper-Pearson over people",
+        note=f"power in the tiers: {', '.join(f'{e.name} {e.original:.3f} ({e.has_power})' for e in ends[:3])}",
+        **common | {"low": float(interval.low), "high": float(interval.high), "level": 0.95},
+    )  # fmt: skip
+    passed = sum(end.status is Status.PASS for end in ends) / len(ends)
+    value = passed if verdict.status is Status.PASS else 0.0
+    record(
+        "accept.jsonl", f"{figure}_verdict", what=f"verdict {verdict.status}; share of primary endpoints that PASS", unit="share",
+        kind="requirement", estimate=value, bar=">= 1", holds=value >= 1, n=len(ends), spread="one data draw, one original, three gold ensembles",
+        note="; ".join(verdict.reasons), table=table, controls=[[c.name, c.holds] for c in verdict.controls], **common,
+    )  # fmt: skip
     seconds = sum(clock.spent.values())
     record(
-        "accept.jsonl", "unlearning.audit.sharded_seconds", what="CPU seconds of the study", unit="s", kind="requirement", estimate=seconds,
+        "accept.jsonl", f"{figure}_seconds", what="CPU seconds of the study", unit="s", kind="requirement", estimate=seconds,
         bar=f"<= {MOST}", holds=seconds <= MOST, n=1, spread="one run", note=", ".join(f"{k} {v:.0f}" for k, v in clock.spent.items()), **common,
     )  # fmt: skip
 
