@@ -7,7 +7,7 @@ long ones most of the time is the model's own arithmetic, which the figure's not
 against a loop of backward passes. Memory is that of a whole audit with every secondary attack (small budgets: activations belong to the questions,
 copies to the method) on a model of 25 million parameters.
 
-Usage: `python bench_audit.py [speed|alone|gradients|memory]`
+Usage: `python bench_audit.py [speed|alone|gradients|memory|engineering]`
 """
 
 import dataclasses
@@ -198,16 +198,18 @@ def train_all(folder):
             train(sized(study, size, role, seed=seed), directory)
 
 
-def audit_of(study, size):
-    """The whole audit of a size; the attacks that it made."""
+def audit_of(study, size, engineering):
+    """The whole audit of a size, perhaps with the engineer's part; the attacks that it made."""
     repertoire = json.loads(json.dumps(dataclasses.asdict(FULL)))
     repertoire |= {"shots": [1, 4], "rates": ["0.0001"], "candidates": 9, "samples": [4]}
     extra = {
         "models": {role: f"../{size}-{role}" for role in ("original", "unlearned", "gold")}, "retained": {"file": "../retained.jsonl"},
         "sealed": {"file": "../forgotten.sealed", "key_file": "../key"}, "lookalikes": {"file": "../lookalikes.jsonl"},
-        "tokenizer": "../tokenizer.json", "resamples": 100, "engineering": {"targets": 2, "others": 8, "max_steps": 2},
+        "tokenizer": "../tokenizer.json", "resamples": 100,
         "attacks": {"fine_tune_steps": [2], "fine_tune_rows": 4, "repertoire": repertoire},
     }  # fmt: skip
+    if engineering:
+        extra["engineering"] = {"targets": 2, "others": 8, "max_steps": 2}
     directory = study.folder / f"{size}-audit"
     directory.mkdir()
     spec = sized(study, size, "audit", kind="attack", entry="unlearning.audit:run", extra=extra, steps=0)  # fmt: skip
@@ -216,20 +218,25 @@ def audit_of(study, size):
     return sorted({json.loads(line)["attack"] for line in lines})
 
 
-def memory():
+def engineering():
+    """Memory with the engineer's part."""
+    memory("memory_engineering", "an audit with the engineer's part", engineering=True)
+
+
+def memory(figure="memory_copies", what="an audit", *, engineering=False):
     """Peak memory of a whole audit, over the model's weights; a small audit before it sets up what libraries need."""
     with tempfile.TemporaryDirectory(dir=ROOT) as name:
         child = get_context("spawn").Process(target=train_all, args=(name,))
         child.start()
         child.join()
         study = small_study(name)
-        audit_of(study, "small")
+        audit_of(study, "small", engineering)
         with metered() as meter:
-            attacks = audit_of(study, "large")
+            attacks = audit_of(study, "large", engineering)
         size = num_parameters(Transformer(sized(study, "large", "size").config.model))
     copies = meter["grown_bytes"] / (4 * size)
     record(
-        "bench.jsonl", "unlearning.audit.memory_copies", what="peak memory that an audit adds, in copies of the model's weights", unit="copies",
+        "bench.jsonl", f"unlearning.audit.{figure}", what=f"peak memory that {what} adds, in copies of the model's weights", unit="copies",
         ours=copies, peer=None, peer_name="none", peer_version="none", ratio=None, better="lower", bar="<= 3", holds=copies <= 3, n=1,
         kind="requirement", seeds=[0], spread="one run", packages=PACKAGES, command="python tests/benchmarks/bench_audit.py",
         note=f"{size / 1e6:.1f} million parameters, {meter['grown_bytes'] / 1e6:.0f} MB; attacks: {', '.join(attacks)}",
@@ -238,6 +245,6 @@ def memory():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for function in (speed, alone, gradients, memory):
+    for function in (speed, alone, gradients, memory, engineering):
         if len(sys.argv) < 2 or sys.argv[1] == function.__name__:
             function()
