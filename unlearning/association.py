@@ -140,6 +140,8 @@ def gradient_ties(
                 (directions[n].flatten(1).double() @ g.flatten(1).double().T).cpu().numpy()
                 for n, g in grads.items()
             )
+            del grads  # before the next ones are made
+        del directions
     scale_TN = np.sqrt(np.outer(norms_T, norms_N))
     cosines_TN = np.divide(dots_TN, scale_TN, out=np.zeros_like(dots_TN), where=scale_TN > 0)
     return dots_TN / np.outer(_predicted(targets), _predicted(others)), cosines_TN
@@ -172,6 +174,7 @@ def _gradients(
         ]
         for _, grads in record_gradients(model, [pack(chosen, length)]):
             yield start, grads
+            del grads
         start, tokens = stop, 0
 
 

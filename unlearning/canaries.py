@@ -6,8 +6,8 @@ has v right. Under (eps, 0)-differential privacy v is at most as large as a bino
     eps_lb = largest eps with P[Bin(r, e^eps / (1 + e^eps)) >= v] <= alpha
 
 All right at alpha = 0.05: r = 32 gives 2.3, 64 gives 3.03, 128 gives 3.74; no run can show more. Choosing r by looking needs a
-Bonferroni factor (`epsilon_from_scores` has it). A fixed forgotten/look-alike cut is no set of coins: the bound is then indicative,
-and says so where it is printed.
+Bonferroni factor (`epsilon_from_scores` has it). Coins that were committed to before the training are thrown by `coins`; a fixed
+forgotten/look-alike cut is no set of coins: the bound is then indicative, and says so where it is printed.
 
 **U-LiRA** (Hayes et al.). With S shadow models that trained on a record and unlearned it, and S that never saw it, the confidence
 phi = log(p / (1 - p)) of the record is normal in both worlds; the evidence that it was in is the log likelihood ratio
@@ -22,6 +22,7 @@ Sources: Steinke, Nasr, Jagielski, NeurIPS 2023, arXiv 2305.08846, theorem 5.2 w
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 MAX_EPSILON = 50.0  # above this no number of guesses in this project could tell
 
 
+@lru_cache(maxsize=4096)  # an audit asks for the same few counts again and again
 def one_run_epsilon(right: int, guesses: int, alpha: float = ALPHA) -> float:
     """Largest epsilon that so many right guesses refute.
 

@@ -15,22 +15,25 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 
 from unlearning.scoring import padded, score_spans, span_logits, span_mask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
     from trainer.model import Transformer
     from unlearning.association import Person
+
+    Loader = Callable[[], Transformer]
 
 STEP = 0.002
 """epsilon: length of a step as a share of the length of all weights."""
@@ -69,7 +72,7 @@ def person_losses(model: Transformer, people: Sequence[Person]) -> NDArray[np.fl
 
 
 def damages(
-    model: Transformer,
+    model: Transformer | Loader,
     targets: Sequence[Person],
     others: Sequence[Person],
     goal_T: NDArray[np.float64],
@@ -79,7 +82,7 @@ def damages(
     """Push each target out of a copy of the model, alone, and ask what the others lost.
 
     Args:
-        model: the original, not changed.
+        model: the original, not changed; or a function that loads it, which spares a copy.
         targets: T people.
         others: N people.
         goal_T: mean loss at which a target counts as forgotten, gold's; nats per token.
@@ -89,12 +92,21 @@ def damages(
     Returns:
         Damages.
     """
-    before_N, before_T = person_losses(model, others), person_losses(model, targets)
+
+    def fresh() -> Transformer:
+        made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        return cast("Transformer", made)
+
+    pushed = fresh()
+    before_N, before_T = person_losses(pushed, others), person_losses(pushed, targets)
     shape = (len(targets), len(others))
     first_TN, damage_TN = np.zeros(shape), np.zeros(shape)
     steps_T, rise_T = np.zeros(len(targets), dtype=np.int64), np.zeros(len(targets))
     for row, target in enumerate(targets):
-        pushed = copy.deepcopy(model).requires_grad_(requires_grad=True)
+        if row:
+            del pushed  # before the next one is read
+            pushed = fresh()
+        pushed.requires_grad_(requires_grad=True)
         for taken in range(1, max_steps + 1):
             _ascend(pushed, target, step)
             loss = person_losses(pushed, [target])[0]

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from trainer.model import KVCache
-from unlearning.scoring import MAX_LOSS, Scores, batches, padded, span_mask
+from unlearning.scoring import MAX_LOSS, Scores, batch_tokens, batches, padded, span_mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,9 @@ class Prefix:
             raise ValueError(f"expected {least} <= first < length for every question")
         exact_N, loss_N = np.zeros(len(questions)), np.zeros(len(questions))
         with torch.inference_mode():
-            for chosen in batches([len(tokens) for tokens, _ in questions]):
+            for chosen in batches(
+                [len(tokens) for tokens, _ in questions], batch_tokens(self._model)
+            ):
                 rows = [questions[i] for i in chosen]
                 exact_N[chosen], loss_N[chosen] = self._batch(rows, kept)
         return Scores(exact_N, loss_N)

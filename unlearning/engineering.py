@@ -238,8 +238,8 @@ def ripple_rows(bench: Bench) -> Iterator[Row]:
 
     targets, others = bench.targets(), bench.others()
     goal_T = person_losses(bench.load("gold"), targets)
+    done = damages(lambda: bench.load("original"), targets, others, goal_T, bench.scale.max_steps)
     original = bench.load("original")
-    done = damages(original, targets, others, goal_T, bench.scale.max_steps)
     found = (
         *gradient_ties(original, targets, others),
         *representation_ties(last_states(original, targets), last_states(original, others)),

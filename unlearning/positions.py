@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from unlearning.scoring import MAX_LOSS, batches, padded, span_logits, span_mask
+from unlearning.scoring import (
+    MAX_LOSS,
+    batch_tokens,
+    batches,
+    padded,
+    span_logits,
+    span_mask,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +81,7 @@ def teacher_forced(
     names = sorted(spans)
     found: dict[str, Positions] = {}
     with torch.inference_mode():
-        for chosen in batches([len(spans[name][0]) for name in names]):
+        for chosen in batches([len(spans[name][0]) for name in names], batch_tokens(model)):
             ids = [names[i] for i in chosen]
             found |= _of_batch(model, {name: spans[name] for name in ids}, temperature)
     return {name: found[name] for name in spans}

@@ -1,5 +1,8 @@
 """Ties between people and the ripple coefficient against slow oracles, and the tautology that the reports warn of."""
 
+import copy
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -196,6 +199,44 @@ def test_a_target_is_pushed_until_gold_would_not_know_it_and_the_model_stays(net
     short = damage.damages(net, targets, others, start + 99.0, max_steps=2)
     assert not short.reached_T.any()
     assert (short.steps_T == 2).all()
+
+
+def test_a_loader_gives_the_same_damage_and_one_model_is_alive_at_a_time(net):
+    """What is pushed is what was loaded, and it is gone before the next one is read."""
+    alive = weakref.WeakSet()
+
+    def load():
+        assert not alive
+        made = copy.deepcopy(net)
+        alive.add(made)
+        return made
+
+    targets, others = people(3), people(5)
+    goal = damage.person_losses(net, targets) + 0.1
+    loaded = damage.damages(load, targets, others, goal, max_steps=3)
+    given_one = damage.damages(net, targets, others, goal, max_steps=3)
+    np.testing.assert_array_equal(loaded.damage_TN, given_one.damage_TN)
+    np.testing.assert_array_equal(loaded.first_TN, given_one.first_TN)
+
+
+def test_gradients_of_others_are_gone_before_the_next_are_made(net, monkeypatch):
+    """Beside the targets' gradients there is one set at a time: with one person at a time two persons' in all."""
+    import valuation.gradients
+
+    made, most = weakref.WeakSet(), []
+
+    def watched(model, batches):
+        most.append(len(made))
+        for index_N, grads in original(model, batches):
+            made.add(grads["embed.weight"])
+            yield index_N, grads
+
+    original = valuation.gradients.record_gradients
+    monkeypatch.setattr(valuation.gradients, "record_gradients", watched)
+    monkeypatch.setattr(association, "MEMORY_BYTES", 1)
+    association.gradient_ties(net, people(3), people(4))
+    assert max(most) == 1
+    assert len(most) == 3 + 3 * 4
 
 
 def test_a_persons_loss_is_the_mean_over_records(net):

@@ -3,6 +3,11 @@
 import hashlib
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -10,12 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unlearning import engineering
+from trainer.spec import save_run
+from unlearning import engineering, measuring
 from unlearning.audit import audit
 from unlearning.engineering import EVERYBODY, FILE, Scale, _row
 from unlearning.errors import PlanError, RowsError
 from unlearning.findings import Findings, distances, ranks
-from unlearning.rows import read_rows, to_table
+from unlearning.rows import read_rows, to_table, write_rows
 
 SCALE = {"questions": 24, "targets": 3, "others": 10, "max_steps": 4}
 
@@ -183,6 +189,35 @@ def test_a_kill_between_two_stages_costs_one_stage(study, of_original, tmp_path,
     for name in (FILE, "rows.parquet", "audit.json"):
         assert (tmp_path / name).read_bytes() == (of_original / name).read_bytes()
     assert not list(tmp_path.glob("*.part-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finished", ["005", "depth", "ripple", "parts"])
+def test_kill_nine_with_the_engineers_part_on(study, of_original, tmp_path, finished):
+    """SIGKILL as soon as a part stands: it is not made again, and every published byte is that of an audit nobody disturbed."""
+    spec = spec_of(study, "original")
+    save_run(spec, tmp_path)
+    command = [sys.executable, "-m", "trainer", "--run", str(tmp_path / "run.json")]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    limit = time.monotonic() + 300
+    while not (parts := list(tmp_path.glob(f"rows.part-*-{finished}.parquet"))):
+        assert process.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    made = {one.name: one.read_bytes() for one in tmp_path.glob("rows.part-*.parquet")}
+    assert parts[0].name in made
+    again = []
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (engineering, measuring):
+            patched.setattr(module, "write_rows", lambda path, table: (again.append(path.name), write_rows(path, table)))  # fmt: skip
+        audit(spec, tmp_path)
+    assert not set(again) & set(made)
+    assert any(name.startswith("rows.part-") for name in again)
+    for name in ("plan.json", "rows.parquet", FILE, "audit.json", "result.json"):
+        assert (tmp_path / name).read_bytes() == (of_original / name).read_bytes(), name
+    assert not list(tmp_path.glob("rows.part-*"))
 
 
 @pytest.mark.parametrize("bad", [{"targets": 0}, {"targets": "3"}, {"targets": True}, {"depth": 1}, [3], None])  # fmt: skip

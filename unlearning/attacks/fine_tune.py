@@ -17,14 +17,15 @@ from __future__ import annotations
 import copy
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from trainer.model import Block, Transformer
+from trainer.model import Block
 from unlearning.attacks.direct import ask
 from unlearning.scoring import padded, span_logits, span_mask
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trainer.model import Transformer
     from unlearning.material import Material
     from unlearning.rows import Measurement
 
@@ -84,7 +86,8 @@ def attacked(
     Yields:
         (step, the model after so many steps); it is trained further when the next one is asked for.
     """
-    trained = copy.deepcopy(model) if isinstance(model, Transformer) else model()
+    # An ensemble is no `Transformer`, and is attacked like one.
+    trained = cast("Transformer", copy.deepcopy(model) if isinstance(model, nn.Module) else model())
     trained.requires_grad_(requires_grad=True)
     hooks = [
         parameter.register_post_accumulate_grad_hook(_Weight(float(lr), parameter))

@@ -173,8 +173,8 @@ class Audits:
         return found
 
     def _model(self, name: str) -> tuple[Transformer, str]:
-        from trainer.checkpoint import load_model, verify
         from trainer.root import state_root
+        from unlearning.ensemble import load, root_of
 
         study = self.study
         shape = study.profile.model(study.vocab_size)
@@ -182,7 +182,7 @@ class Audits:
             model = random_model(shape, 0)
             return model, state_root(model.state_dict())
         folder = _folder(study, name)
-        return load_model(folder, shape), verify(folder).root
+        return load(folder, shape), root_of(folder)
 
     def _rows_of(self, measured: Sequence[Measurement], digest: str) -> list[Row]:
         return [

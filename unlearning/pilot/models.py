@@ -208,13 +208,18 @@ def kept_run(directory: Path, spec: RunSpec) -> Path:
     return found
 
 
-def prepare(folder: Path, profile: Profile, given: Path | None = None) -> Study:
+def prepare(
+    folder: Path, profile: Profile, given: Path | None = None, people: dict[str, list[Record]] | None = None,
+    pages: list[Record] | None = None,
+) -> Study:  # fmt: skip
     """People, tokenizer and tokens of a profile; what is there is written again, to the same bytes.
 
     Args:
         folder: folder of the study, made if needed.
         profile: its numbers.
         given: a tokenizer file, for a profile without a tokenizer of its own.
+        people: population → records, in place of those that the profile's seed draws.
+        pages: documents of several retained people's lines, likewise.
 
     Returns:
         The study, without any model.
@@ -224,10 +229,10 @@ def prepare(folder: Path, profile: Profile, given: Path | None = None) -> Study:
     """
     from provenance.canonical import write_atomic
     from provenance.sealing import seal
-    from trainer.data import write_tokens
 
     folder.mkdir(parents=True, exist_ok=True)
-    people = make_people(profile.counts, np.random.default_rng(profile.seed))
+    if people is None:
+        people = make_people(profile.counts, np.random.default_rng(profile.seed))
     everybody = [record for records in people.values() for record in records]
     path = folder / "tokenizer.json"
     if profile.own_tokenizer != (given is None):
@@ -239,7 +244,6 @@ def prepare(folder: Path, profile: Profile, given: Path | None = None) -> Study:
     else:
         write_atomic(path, given.read_bytes())
     tokenizer = FileTokenizer(path)
-    vocab_size = tokenizer.vocab_size
     write_atomic(folder / "key", KEY)
     if not (folder / "forgotten.sealed").exists():  # a seal has a random nonce
         write_atomic(folder / "forgotten.sealed", seal(KEY, record_lines(people["forgotten"])))
@@ -247,16 +251,35 @@ def prepare(folder: Path, profile: Profile, given: Path | None = None) -> Study:
     write_atomic(folder / "lookalikes.jsonl", record_lines(people["lookalike"]))
     ids = [record.record_id for record in people["forgotten"]]
     write_atomic(folder / "excluded.txt", "".join(f"{one}\n" for one in ids).encode())
-    pages = make_pages(people["retained"], profile.pages, np.random.default_rng([profile.seed, 1]))
-    trained = people["retained"] + people["forgotten"] + pages
-    digest = write_tokens(
-        folder / "tokens", corpus_version="none", tokenizer_digest=_digest(path), vocab_size=vocab_size, end_of_text=tokenizer.end_of_text,
+    if pages is None:
+        generator = np.random.default_rng([profile.seed, 1])
+        pages = make_pages(people["retained"], profile.pages, generator)
+    digest = write_study_tokens(folder, people["retained"] + people["forgotten"] + pages)
+    return Study(folder, profile, people, tokenizer.vocab_size, digest)
+
+
+def write_study_tokens(folder: Path, records: Sequence[Record]) -> str:
+    """Tokens of what an original is trained on, in the folder's tokenizer.
+
+    Args:
+        folder: folder of the study, with its `tokenizer.json`.
+        records: in order.
+
+    Returns:
+        Digest of the tokens.
+    """
+    from trainer.data import write_tokens
+
+    tokenizer = FileTokenizer(folder / "tokenizer.json")
+    end = tokenizer.end_of_text
+    return write_tokens(
+        folder / "tokens", corpus_version="none", tokenizer_digest=_digest(folder / "tokenizer.json"),
+        vocab_size=tokenizer.vocab_size, end_of_text=end,
         records=[
-            (i, bytes.fromhex(r.record_id), "registry", [*tokenizer.encode(r.text)[0], tokenizer.end_of_text])
-            for i, r in enumerate(trained)
+            (i, bytes.fromhex(r.record_id), "registry", [*tokenizer.encode(r.text)[0], end])
+            for i, r in enumerate(records)
         ],
     )  # fmt: skip
-    return Study(folder, profile, people, vocab_size, digest)
 
 
 def record_lines(records: Sequence[Record]) -> bytes:

@@ -113,6 +113,18 @@ REPORT = dataclasses.replace(
     method_steps=200, method_stride=10, forget_records=64,
 )  # fmt: skip
 
+# Two shards of half the steps each; what the released mean of both holds is erased by training one of them again (`sharded`).
+SHARDED = dataclasses.replace(PILOT, name="sharded", methods={})
+# As many people as the first one's membership asked for (159 would decide); as many steps more as people.
+SHARDED_160 = dataclasses.replace(
+    SHARDED, name="sharded-160", counts={"retained": 256, "forgotten": 160, "lookalike": 160}, steps=2000
+)  # fmt: skip
+
+# Canaries in or out by coins, half of them in: as many people in a training as in the smoke profile (`shadows`).
+SHADOWS = dataclasses.replace(
+    SMOKE, name="shadows", counts={"retained": 64, "forgotten": 32, "lookalike": 16}, methods={"npo": PILOT.methods["npo"]},
+)  # fmt: skip
+
 SMOKE_BPE = dataclasses.replace(SMOKE, name="smoke-bpe", steps=1700, own_tokenizer=False)
 PILOT_BPE = dataclasses.replace(
     PILOT, name="pilot-bpe", own_tokenizer=False, steps=1600, dim=96,
