@@ -164,7 +164,10 @@ def prepare(  # noqa: PLR0913 - one keyword per digest that a run commits to
     from trainer.tokens import pseudonym, read_manifest
 
     size = site.size
-    owner_key = read_manifest(tokens)[0].get("owner_key")
+    # Only a run that repeats owners needs the key of their pseudonyms.
+    owner_key = (
+        read_manifest(tokens)[0].get("owner_key") if job.personal and job.repeats is None else None
+    )
     layout = job.layout or Layout(dp_replicate=job.world)
     digests = {
         file: sha256(file.read_bytes()).hexdigest()
