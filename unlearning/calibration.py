@@ -9,7 +9,7 @@ of them stands in the plan::
     chosen = the way with most people given away; of equals the first, which is the plan's default
 
 Nothing is chosen on people who are to be forgotten, and no other model is opened: whatever the tier says of them afterwards was not fitted to them.
-The choice can only make the attack stronger. Where no way makes the original talk the default stays, and the tier is without power, as before.
+The choice is the best of eight noisy counts of the original: an unlearned model that talks only after another way is not asked so. Where no way makes the original talk the default stays, and the tier is without power, as before.
 
 Cost: one forward pass per way and question of at most 64 people. What was tried is kept in `calibration.json` (counts only), so that a killed audit doesn't
 ask again; it is named by an HMAC of original and records under the request's key, and another one is not taken.

@@ -279,8 +279,6 @@ def _sentence(endpoint: Endpoint) -> str:
 def _deciding(endpoint: Endpoint) -> str:
     """What would decide a tier without power."""
     stronger = "an attack of this tier under which the original leaks would decide"
-    if endpoint.name == "in_context":
-        stronger += " (setting calibrate, or attacks.demonstrations and between)"
     if endpoint.people_needed:
         return f"{endpoint.people_needed} people would decide, or {stronger}"
     return stronger
