@@ -243,8 +243,9 @@ def _utility(row: Mapping[str, Any] | None) -> Utility | NotAvailable:
         bound=_number(row["high"]),
         margin=float(row["margin"]),
         verdict=row["status"],
-        reason=_more_people(row),
-    )
+        # It is measured on those who stay: more requests leave fewer of them.
+        reason="" if row["people_needed"] in (None, "none") else f"{row['people_needed']} people who stay would decide",
+    )  # fmt: skip
 
 
 def _membership(row: Mapping[str, Any] | None) -> Membership | NotAvailable:
