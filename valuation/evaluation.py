@@ -14,9 +14,10 @@ about other subsets and is too short. Two methods are compared on the *same* dra
 
 *Ceiling*: a retraining with another seed has other losses. Let r be the split-half reliability: the
 seeds are halved, losses averaged in each half, r_q = Spearman of the halves over subsets, and
-Spearman and Brown's 2 r / (1 + r) carries it from half of the seeds to all. Scores that knew the expected loss
-exactly would reach an LDS of about sqrt(r), and no score that is blind to the seed can pass it. A score that
-follows one run's own path can, on that run's losses. Where scores are held against the losses of *one* seed, the ceiling is sqrt(r_1) with
+Spearman and Brown's 2 r / (1 + r) carries it from half of the seeds to all. Scores that knew the expected loss exactly would
+reach sqrt(r_q) on query q, so mean_q sqrt(r_q), for which sqrt(r) is an upper bound: met where queries are equally noisy, loose where
+they differ (half of them pure noise: 0.71 against 0.50). The bound is taken because sqrt of a noisy r_q is biased and r isn't. It is one
+of expectations: in a sample scores may pass it, and a score that follows one run's own path can on that run's losses. Where scores are held against the losses of *one* seed, the ceiling is sqrt(r_1) with
 r_1 the mean rank correlation of two seeds and nothing carried anywhere (`ceiling_one`): lower, because one seed is noisier than a mean.
 
 *Values with an interval* (`record_values`): the mean over queries of a record's score is its value to this
@@ -265,7 +266,7 @@ class Reliability:
     split_half: Estimate
     """Mean over queries of the halves' rank correlation, carried to all seeds; interval over queries and subsets."""
     ceiling: Estimate
-    """sqrt of it: the LDS, on the mean over all seeds, of scores that know the expected loss exactly."""
+    """sqrt of it: an upper bound of the expected LDS, on the mean over all seeds, of scores that know the expected loss exactly."""
     ceiling_one: Estimate
     """The same on the losses of one seed: sqrt of the mean rank correlation over all pairs of seeds, >= 0."""
 

@@ -15,9 +15,9 @@ Scores of other data are refused by name of what differs, and so is a target tha
 trained on is foretold by looking it up. A method that isn't distinct from BM25 on this corpus is not worth its cost here, and
 the verdict says so. Under `MIN_SUBSETS` subsets there is no verdict but INCONCLUSIVE.
 
-*Ceiling*: no score that is blind to a training's seed can pass it (`valuation.evaluation`). With one seed, the first `again` subsets
-are retrained under the next seed and the ceiling is that of one seed's losses; with several it is that of their mean. It has an
-interval of its own, wide where few subsets are trained twice. A method that follows the very seed it is judged on may pass it.
+*Ceiling*: an upper bound of what scores reach on average that are blind to a training's seed (`valuation.evaluation`); loose where queries
+differ in noise. With one seed, the first `again` subsets are retrained under the next seed and the bound is that of one seed's losses; with
+several it is that of their mean. It has an interval of its own, wide where few subsets are trained twice.
 
 The random control has an interval at `CONTROL_LEVEL`: it stops whoever relies on the judge, and at 95 % it would do so in one
 valuation of twenty without cause.
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 MIN_SUBSETS = 10
 """Fewer can't be ranked into a verdict: of 9, one swap moves a rank correlation by up to 0.1."""
 CONTROL_LEVEL = 0.999
-FORMAT = 2
+FORMAT = 3
 BM25, CONTROL = "bm25", "random"
 ARMS: tuple[Arm, ...] = ("top", "bottom", "random")
 Mode = Literal["remove", "add"]
@@ -122,7 +122,7 @@ class Arms:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """The LDS that scores would have that knew the expected loss."""
+    """An upper bound of the LDS that scores would have that knew the expected loss; met where all queries are equally noisy."""
 
     each: Estimate
     """Mean over queries."""
@@ -165,8 +165,6 @@ class Judgement:
     """LDS less BM25's, on the same draws."""
     whole: dict[str, Estimate]
     """LDS of the target as a whole, of the method first, of all that stands `beside`, and of what knows no single query."""
-    reached: dict[str, int]
-    """Of what knows no single query: records with another value than 0. With none it has no LDS, because it ranks nothing."""
     ceiling: Ceiling | None
     """How high an LDS could be; None where no subset has losses of two seeds."""
     top: TopRemoval | None
@@ -215,7 +213,6 @@ class Judgement:
             "beside": {name: _text(found) for name, found in self.beside.items()},
             "above_bm25": _text(self.above_bm25),
             "whole": {name: _text(found) for name, found in self.whole.items()},
-            "reached": self.reached,
             "ceiling": "none" if self.ceiling is None else {
                 "each": _text(self.ceiling.each), "whole": _text(self.ceiling.whole), "subsets": self.ceiling.subsets, "seeds": self.ceiling.seeds,
             },
@@ -299,7 +296,7 @@ def judge(  # noqa: PLR0913 - a judgement has that many parts
 
     Raises:
         GradientError: scores of other records, queries or tokenizer.
-        EvaluationError: scores of another shape, or a name twice.
+        EvaluationError: scores of another shape, a name twice, or values that are all 0.
         HeldOutError: a record of the target or of `test` that is trained on.
         ProxyError: records or queries that the tokens don't have.
     """
@@ -309,10 +306,9 @@ def judge(  # noqa: PLR0913 - a judgement has that many parts
     half_MN = random_subsets(effort.subsets, len(records_N), 0.5, generator)
     methods = {scores.method: scores.scores_QN, BM25: bm25(train, queries).scores_QN}
     methods |= {**(others or {}), CONTROL: random(train, queries, generator).scores_QN}
-    reached = {name: int(np.count_nonzero(value_N)) for name, value_N in (whole or {}).items()}
-    blind = {
-        name: np.asarray(value_N)[None] for name, value_N in (whole or {}).items() if reached[name]
-    }
+    blind = {name: np.asarray(value_N)[None] for name, value_N in (whole or {}).items()}
+    if empty := sorted(name for name, value_1N in blind.items() if not value_1N.any()):
+        raise EvaluationError(f"whole: expected values other than 0, got none of {empty}; they rank nothing")  # fmt: skip
     if twice := sorted(set(methods) & set(blind)):
         raise EvaluationError(f"whole: expected names of their own, got {twice} twice")
     told = {name: predicted(scores_QN, half_MN) for name, scores_QN in (methods | blind).items()}
@@ -345,7 +341,6 @@ def judge(  # noqa: PLR0913 - a judgement has that many parts
         above_bm25=lds_difference(
             scores.scores_QN, methods[BM25], half_MN, loss_MQ, np.random.default_rng(seed), effort.draws
         ),
-        reached=reached,
         whole={name: judged(name, whole=True) for name in (*names, *blind, CONTROL)},
         ceiling=Ceiling.of(repeated_RKQ, effort, seed) if repeated_RKQ.shape[1] else None,
         top=_top(scores, setting, directory, effort, seed, jobs),

@@ -1,8 +1,10 @@
 """The trainer's entry that judges scores by retraining: `valuation.judging:run`.
 
-    run.json: tokens, target, scores, credits ──▶ judgement.json   what `valuation.judgement` found, hashed
-                                              ├▶ judged.parquet    method x query x subset: what it foretold, and the loss that came
-                                              └▶ bank/             one file per retraining; a killed run does only what is missing
+    run.json: tokens, target, scores ──▶ judgement.json   what `valuation.judgement` found, hashed
+                                     ├▶ judged.parquet    method x query x subset: what it foretold, and the loss that came
+                                     └▶ bank/             one file per retraining; a killed run does only what is missing there
+
+In-run credits and planted records (`valuation.planting`) are not in the bank: a killed run makes them again.
 
 `contradictions(document, rows)` holds one against the other, so that a reader needs neither scores nor a model.
 
@@ -17,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from provenance import jcs, parse_json, write_atomic
+from provenance import jcs, write_atomic
 from trainer.inputs import open_store
 from trainer.journal import RESULT_FILE, write_result
 from trainer.spec import run_digest
 from valuation.credit import DEFAULT_FORMS
-from valuation.errors import EvaluationError, GradientError
+from valuation.errors import EvaluationError
 from valuation.evaluation import agreement
-from valuation.influence.scores import Scores
-from valuation.inrun import INFLUENCE_FILE, credited_steps, target_sample
+from valuation.influence.scores import Scores, TokenSet
+from valuation.inrun import credited_steps
 from valuation.judgement import (
     BM25,
     CONTROL,
@@ -58,7 +60,7 @@ WHOLE = -1
 """Query of a row that is of the target as a whole."""
 EXIT_DONE = 0
 _EXTRA = {
-    "target", "target_digest", "test", "test_digest", "scores", "credits", "epochs", "subsets", "seeds", "again", "top_queries", "random_sets",
+    "target", "target_digest", "test", "test_digest", "scores", "epochs", "subsets", "seeds", "again", "top_queries", "random_sets",
     "curve_percents", "curve_seeds", "planted", "jobs",
 }  # fmt: skip
 _ROUNDING = 1e-6  # of the decimals in a document
@@ -70,7 +72,7 @@ def run(spec: RunSpec, directory: Path) -> int:
     Args:
         spec: one process; `config` has model, optimiser and batch of the retrainings, `config.extra` holds `target` (token folder) and
             `target_digest`, `test` and `test_digest` (the held-out part that curves are measured on, which no score has seen), `scores` (folder),
-            `credits` (folder of the in-run training), `epochs`, `subsets`, `seeds`, `again`, `top_queries`, `random_sets`, `curve_percents`, `curve_seeds`, `planted` (records of each kind that `valuation.planting` plants; 0: none), `jobs` (processes; they change no bit).
+            `epochs`, `subsets`, `seeds`, `again`, `top_queries`, `random_sets`, `curve_percents`, `curve_seeds`, `planted` (records of each kind that `valuation.planting` plants; 0: none), `jobs` (processes; they change no bit).
         directory: the run's folder; the bank, judged.parquet, judgement.json and, last, result.json are written there.
 
     Returns:
@@ -79,7 +81,7 @@ def run(spec: RunSpec, directory: Path) -> int:
     Raises:
         EvaluationError: settings that can't be meant.
         HeldOutError: a record of target or test that stands in the training data.
-        GradientError: scores or credits of other data.
+        GradientError: scores of other data.
         DataError: tokens are not those named.
     """
     extra = spec.config.extra
@@ -100,12 +102,10 @@ def run(spec: RunSpec, directory: Path) -> int:
     )  # fmt: skip
     test = replace(setting, target=directory / extra["test"], target_digest=extra["test_digest"])
     scores = Scores.load(directory / extra["scores"])
-    credit = in_run_credits(
-        directory / extra["credits"], scores, store.digest, extra["target_digest"]
-    )
+    credit = None
     if effort.subsets >= MIN_SUBSETS:  # fewer rank nothing, so nothing is trained for it
         judged_sets(scores, setting, test)  # before the first training
-        credit |= credits_alone(scores, setting, spec.seed)
+        credit = in_run_credits(scores, setting, spec.seed)
     found = judge(
         scores,
         setting,
@@ -133,58 +133,19 @@ def run(spec: RunSpec, directory: Path) -> int:
     return EXIT_DONE
 
 
-def in_run_credits(
-    folder: Path, scores: Scores, tokens_digest: str, target_digest: str
-) -> dict[str, NDArray[np.float64]]:
-    """In-run credits of the scored records, by the name of their form; 0 where no step of that training reached a record.
+def in_run_credits(scores: Scores, setting: Setting, seed: int) -> dict[str, NDArray[np.float64]]:
+    """In-run credits of one training on the scored records alone, as long as a retraining on all of them, for the judged queries.
+
+    The credits that the graph publishes are of another training, which reaches next to none of a sample in its few steps, and for another
+    sample of the target: retraining can't say whether *they* are right. This asks whether the method foretells retraining.
 
     Args:
-        folder: of a finished run of `valuation.inrun:train`.
-        scores: whose records are wanted.
-        tokens_digest: what that run must have trained on.
-        target_digest: and whom for.
+        scores: name the records and the queries.
+        setting: what all retrainings share.
+        seed: of the weights and the order.
 
     Returns:
-        `inrun.FORM` → credits [N], for the target as a whole.
-
-    Raises:
-        GradientError: another training's credits, or a record that it didn't have.
-    """
-    import pyarrow.parquet as pq
-
-    result = parse_json((folder / RESULT_FILE).read_bytes())
-    for item, expected in (("tokens_digest", tokens_digest), ("target_digest", target_digest)):
-        if result[item] != expected:
-            raise GradientError(
-                f"credits: {item}: expected {expected}, got {result[item]}; train with credits again"
-            )
-    table = pq.read_table(folder / INFLUENCE_FILE, columns=["record_id", "credit"])
-    credit_of = dict(zip(table["record_id"].to_pylist(), table["credit"].to_pylist(), strict=True))
-    if lacking := [
-        index
-        for index, name in zip(scores.train_index_N, scores.record_ids, strict=True)
-        if name not in credit_of
-    ]:
-        raise GradientError(
-            f"credits: expected one for every scored record, got none for {len(lacking)}, the first at index {lacking[0]}"
-        )
-    form = result["forms"].split(",")[0]
-    return {f"inrun.{form}": np.array([credit_of[name] for name in scores.record_ids])}
-
-
-def credits_alone(scores: Scores, setting: Setting, seed: int) -> dict[str, NDArray[np.float64]]:
-    """In-run credits of one training on the scored records alone, as long as a retraining on all of them.
-
-    The run that published credits saw a large corpus for a few steps, and may have reached next to none of a sample: this one asks whether
-    the *method* foretells retraining, where every record was seen.
-
-    Args:
-        scores: name the records.
-        setting: what all retrainings share; the target's sample has as many rows as a batch.
-        seed: of the weights, the order and the target's sample.
-
-    Returns:
-        `inrun.FORM.alone` → credits [N], for the target as a whole.
+        `inrun.FORM` → credits [N], for the queries as a whole.
     """
     from trainer.data import BatchPlan
     from trainer.model import Transformer, init_parameters
@@ -198,12 +159,13 @@ def credits_alone(scores: Scores, setting: Setting, seed: int) -> dict[str, NDAr
     optim = replace(setting.optim, warmup_steps=min(setting.optim.warmup_steps, steps // 5))
     model = Transformer(setting.model)
     init_parameters(model, seed)
-    aim = target_sample(target, seed, batch.rows, batch.length, batch.rows)
+    queries = TokenSet.of(target, batch.length, scores.query_index_Q)
+    aim = list(queries.batches(batch.rows))
     credit_N = np.zeros(store.size)
     with one_thread():
         for step in credited_steps(model, plan, aim, optim, steps, forms=DEFAULT_FORMS):
             np.add.at(credit_N, step.segments.index_S, step.credits_S[DEFAULT_FORMS[0]])
-    return {f"inrun.{DEFAULT_FORMS[0]}.alone": credit_N[scores.train_index_N]}
+    return {f"inrun.{DEFAULT_FORMS[0]}": credit_N[scores.train_index_N]}
 
 
 def rows_of(found: Judgement) -> bytes:
@@ -303,6 +265,8 @@ def _by_rows(document: Mapping[str, Any], table: pa.Table) -> list[str]:
         (f"LDS of {name}, target as a whole", agreement(_sum(told[name]), _sum(fall_QM))[0], text)
         for name, text in document["whole"].items()
     ]
+    of = {name: agreement(told[name], fall_QM).mean() for name in (document["method"], BM25)}
+    checks.append(("LDS above BM25's", of[document["method"]] - of[BM25], document["above_bm25"]))
     if again := document["again"]:
         twice_QK = -rows(AGAIN, document["queries"])
         for kind in ("each", "whole"):

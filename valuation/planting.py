@@ -5,10 +5,10 @@ The judged records, with what the owner of most of them might have added, are tr
     noise       records of random tokens          found, if their values are lower than those of real records: AUC
     shuffled    its own texts, words in disorder  the same; a language model's mislabelled records
     duplicate   all its records once more
-    shells      its records under two names       the same trainings, so values are the same and only names differ
 
 `gain` is what it would have got more, as a share of all that is paid, if records were paid by these values (`manipulation.record_shares`:
-first come, nothing below zero). That is a probe of the *values*; what owners are paid follows lots (`valuation.lots`), which names and copies can't move.
+first come, nothing below zero). Shells gain nothing by construction: names are no input of the values. That is a probe of the *values*; what
+owners are paid follows lots (`valuation.lots`), which names and copies can't move.
 
 One training of each state of affairs, under one seed: an AUC has an interval over records and none over seeds, a gain has none.
 Cost: four trainings on all judged records and four passes of the method; about 12 CPU seconds each where a proxy of 0.14 million parameters
@@ -38,7 +38,6 @@ from valuation.manipulation import (
     add_shuffled,
     duplicate,
     gain,
-    pose_as,
     record_shares,
 )
 from valuation.subsets import fit_subset
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from valuation.influence.scores import Scores
     from valuation.subsets import Setting
 
-SHELLS = 2
 FOUND = ("noise", "shuffled")
 """What is planted to be found; the other attacks hand in real text."""
 
@@ -63,12 +61,10 @@ FOUND = ("noise", "shuffled")
 class Planted:
     """What was found, and what would have paid."""
 
-    owner: str
-    """The owner of most judged records, whose doing it would have been."""
     records: int
     """Planted records of each kind in `FOUND`."""
     share: float
-    """What it gets without, as a share of all that is paid."""
+    """What the owner of most judged records, whose doing it would have been, gets without, as a share of all that is paid."""
     auc: dict[str, Estimate]
     """How well low values find what was planted; 0.5 = not at all."""
     gains: dict[str, float]
@@ -77,7 +73,7 @@ class Planted:
     def document(self) -> dict[str, Any]:
         """JSON without floats."""
         return {
-            "owner": self.owner, "records": self.records, "share": f"{self.share:.6f}",
+            "records": self.records, "share": f"{self.share:.6f}",
             "auc": {
                 kind: {name: f"{getattr(found, name):.6f}" for name in ("estimate", "low", "high", "level")}
                 for kind, found in self.auc.items()
@@ -120,12 +116,11 @@ def plant(
         tuple(tuple(store.tokens(int(index)).tolist()) for index in scores.train_index_N),
     )
     owner = min(Counter(honest.owners).items(), key=lambda item: (-item[1], item[0]))[0]
-    generator, own = np.random.default_rng(seed), honest.owners.count(owner)
+    generator = np.random.default_rng(seed)
     attacks = {
         "noise": add_noise(honest, owner, records, store.vocab_size, store.end_of_text, generator),
         "shuffled": add_shuffled(honest, owner, records, generator),
         "duplicate": duplicate(honest, owner, 1),
-        "shells": pose_as(honest, {place: place % SHELLS for place in range(own)}, owner),
     }
     valued: dict[tuple[tuple[int, ...], ...], NDArray[np.float64]] = {}
 
@@ -145,7 +140,7 @@ def plant(
     try:
         planted_N = np.arange(len(honest.owners) + records) >= len(honest.owners)
         return Planted(
-            owner, records, rule(honest)[owner],
+            records, rule(honest)[owner],
             {kind: detection_auc(values(attacks[kind]), planted_N) for kind in FOUND},
             {name: gain(honest, after, owner, rule) for name, after in attacks.items()},
         )  # fmt: skip

@@ -109,7 +109,7 @@ def value_judgement(result: "Result") -> Mapping[str, Any]:
         "linear datamodeling score": _scores_md(part.scores, part.ceiling),
         "linear datamodeling score, target as a whole": _scores_md(part.whole, part.ceiling_whole),
         **plots(*judgement_drawings(part).values()), **_planted(document["planted"]),
-        "scored records with in-run credit": part.reached, "subsets": document["subsets"], "subsets trained twice": document["again"], "records": document["records"], "queries": document["queries"],
+        "subsets": document["subsets"], "subsets trained twice": document["again"], "records": document["records"], "queries": document["queries"],
         "records distinct from 0": document["distinct_from_zero"],
         "top removal, nats": "off" if top == "none" else f"{top['estimate']} ({top['low']} to {top['high']})",
     }  # fmt: skip

@@ -85,12 +85,10 @@ class Judged:
     """What a query loses without its top records, less what it loses without random ones, in nats; None where it was off."""
     whole: tuple[MethodScore, ...] = ()
     """The same of the target as a whole, in-run credit among them; empty as `scores`."""
-    reached: int | None = None
-    """Scored records that the published in-run training reached; with none it has no score. None where no in-run credit was judged."""
     again: int = 0
     """Subsets that were retrained under a second seed, for the ceilings."""
     ceiling: Estimate | None = None
-    """How high a score could be; None where too few subsets were retrained twice."""
+    """Upper bound of what scores reach on average; None where too few subsets were retrained twice."""
     ceiling_whole: Estimate | None = None
     """The same of the target as a whole."""
     curve: tuple[CurvePoint, ...] = ()

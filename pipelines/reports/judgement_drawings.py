@@ -55,7 +55,7 @@ def _bars(
     if ceiling is not None:
         limit = charts.Limit(value=ceiling.value, low=ceiling.low, high=ceiling.high)
         told += f"; at most {numbers.fixed(ceiling.value, 2)}"
-        more = " Dashed: the ceiling, what scores would reach that knew the expected loss and not the training's seed; its interval is shaded."
+        more = " Dashed: an upper bound of what scores reach on average that know the expected loss and not the training's seed; loose where held-out records differ in noise; its interval is shaded."
     return Drawing(
         draw=charts.bars(bars, "linear datamodeling score (right: foretells better)", limit),
         title=title,

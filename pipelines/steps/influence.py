@@ -13,7 +13,7 @@ from pipelines.reports.influence import (
     RecordInfluence,
 )
 from pipelines.reports.parts import Estimate, NotAvailable
-from pipelines.steps.judgement import CONTROL, FEW_SUBSETS, told
+from pipelines.steps.judgement import CONTROL, FEW_SUBSETS, FORMAT, told
 
 if TYPE_CHECKING:
     from pipelines.results import Result
@@ -58,8 +58,16 @@ def influence_part(site: "Site", result: "Result", judgement: "Result | None" = 
         harmful=tuple(_row(row, result) for row in table.tail(ends).reverse().iter_rows(named=True)),
         steps=tuple(line["step"] for line in books), drops=tuple(float(line["drop"]) for line in books),
         credits=tuple(float(line["credit"]) for line in books), notes=NOTES,
-        judged=NotAvailable(reason="not judged yet") if judgement is None else judged(judgement["document"]),
+        judged=_judged_part(judgement),
     )  # fmt: skip
+
+
+def _judged_part(judgement: "Result | None") -> Judged | NotAvailable:
+    if judgement is None:
+        return NotAvailable(reason="not judged yet")
+    if judgement["document"]["format"] != FORMAT:
+        return NotAvailable(reason="judged by an earlier version; dataworth run judges anew")
+    return judged(judgement["document"])
 
 
 def judged(document: dict[str, Any]) -> Judged:
@@ -97,7 +105,7 @@ def judged(document: dict[str, Any]) -> Judged:
     return Judged(
         verdict=document["verdict"], words=told(document), subsets=document["subsets"],
         scores=scores({document["method"]: document["lds"], **document["beside"]}),
-        whole=scores({document["method"]: document["whole"][document["method"]], **document["whole"]}), reached=min(document["reached"].items())[1] if document["reached"] else None, again=document["again"],
+        whole=scores({document["method"]: document["whole"][document["method"]], **document["whole"]}), again=document["again"],
         ceiling=estimate(ceiling["each"]) if ceiling else None, ceiling_whole=estimate(ceiling["whole"]) if ceiling else None,
         above_bm25=estimate(document["above_bm25"]), records=document["records"], distinct=document["distinct_from_zero"],
         top=None if document["top"] == "none" else estimate(document["top"]),

@@ -18,6 +18,9 @@ EPOCHS, SEEDS, RANDOM_SETS, CURVE_SEEDS = 2, 1, 4, 3
 CONTROL = "random"
 """`valuation.judgement.CONTROL`, said here so that a page needs no PyTorch: the row that knows nothing."""
 
+FORMAT = 3
+"""`valuation.judgement.FORMAT`, likewise: a judgement of another one is made again before it is shown."""
+
 FEW_SUBSETS = 10
 """`valuation.judgement.MIN_SUBSETS`, likewise: under it no score is told, and no ceiling."""
 
@@ -47,7 +50,6 @@ def value_judgement(
             "target": relative(site.home.path / target["value_folder"], anywhere), "target_digest": target["value_digest"],
             "test": relative(site.home.path / target["test_folder"], anywhere), "test_digest": target["test_digest"],
             "scores": relative(site.home.runs / influence["scores_run"] / "scores", anywhere),
-            "credits": relative(site.home.runs / influence["run"], anywhere),
             "epochs": EPOCHS, "jobs": cores() if size.world > 1 else 1, **effort,
         },
     )  # fmt: skip

@@ -255,7 +255,6 @@ def sample() -> ReportData:
                         score=Estimate(value=0.03, low=-0.62, high=0.66, level=0.999),
                     ),
                 ),
-                reached=301,
                 again=10,
                 ceiling=Estimate(value=0.71, low=0.55, high=0.82),
                 ceiling_whole=Estimate(value=0.68, low=0.21, high=0.9),

@@ -86,8 +86,8 @@ def test_errors_of_left_out_subsets_are_those_of_refits():
     assert datamodel(member_MN, loss_MQ, rng(), draws=1).ridge == min(errors, key=errors.get)
 
 
-def test_intervals_cover_and_worthless_subsets_explain_nothing():
-    """200 linear games with noise: 95 % intervals hold 91 to 98 % of true values; noise alone explains nothing, and at least 85 % of its intervals hold 0."""
+def test_intervals_cover_and_a_fit_with_a_ridge_has_none():
+    """200 linear games with noise: 95 % intervals hold 91 to 98 % of true values. Under a ridge there is none, and noise explains next to nothing."""
     generator, held = rng(6), []
     for _ in range(200):
         worth_QN, member_MN, loss_MQ = world(generator, subsets=60, noise=1.0)
@@ -95,13 +95,11 @@ def test_intervals_cover_and_worthless_subsets_explain_nothing():
         worth_N = worth_QN.sum(0)
         held.append(((found.low_N <= worth_N) & (worth_N <= found.high_N)).mean())
     assert 0.91 <= np.mean(held) <= 0.98, np.mean(held)
-    blind = []
     for _ in range(20):
         member_MN = generator.random((40, 30)) < 0.5
-        nothing = datamodel(member_MN, generator.normal(size=(40, 5)), generator, draws=100)
-        blind.append(((nothing.low_N <= 0) & (nothing.high_N >= 0)).mean())
+        nothing = datamodel(member_MN, generator.normal(size=(40, 5)), generator)
+        assert (nothing.low_N, nothing.high_N) == (None, None)
         assert nothing.explained < 0.15
-    assert np.mean(blind) > 0.85, np.mean(blind)
 
 
 def test_equal_sizes_tell_values_apart_and_not_their_level():

@@ -131,7 +131,7 @@ def test_a_difference_is_paired():
     assert better.estimate == pytest.approx(apart[0].estimate - apart[1].estimate, abs=1e-12)
 
 
-def test_the_ceiling_is_what_perfect_scores_reach():
+def test_the_ceiling_is_what_perfect_scores_reach_where_queries_are_alike():
     """Losses = signal + noise of equal variance per seed, 4 seeds: reliability 0.8, ceiling about sqrt(0.8), and true scores reach it."""
     rng = np.random.default_rng(7)
     scores_QN, member_MN, clean_MQ = linear_world(rng, queries=60, records=60, subsets=400)
@@ -141,6 +141,12 @@ def test_the_ceiling_is_what_perfect_scores_reach():
     assert found.split_half.estimate == pytest.approx(0.8, abs=0.02)
     reached = spearman_rows(predicted(scores_QN, member_MN), -loss_RMQ.mean(0).T).mean()
     assert found.ceiling.estimate == pytest.approx(reached, abs=0.02)
+    # Half the queries without noise, half with nothing else: the bound is sqrt(1/2), and perfect scores reach half.
+    uneven_RMQ = np.concatenate([np.tile(clean_MQ, (2, 1, 1)), rng.normal(size=(2, *clean_MQ.shape))], axis=2)  # fmt: skip
+    uneven = reliability(uneven_RMQ, rng, draws=20)
+    perfect = spearman_rows(predicted(np.concatenate([scores_QN] * 2), member_MN), -uneven_RMQ[0].T)
+    assert uneven.ceiling_one.estimate == pytest.approx(0.5**0.5, abs=0.02)
+    assert perfect.mean() == pytest.approx(0.5, abs=0.02)
     noise = reliability(rng.normal(size=(4, 100, 30)), rng, draws=50)
     assert not noise.split_half.distinct
     assert noise.ceiling.estimate < 0.2

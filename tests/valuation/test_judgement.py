@@ -195,9 +195,8 @@ def test_values_of_the_whole_target_have_a_row_there_and_nowhere_else(world):
     setting, scores, folder, _ = world
     worth_N = np.repeat([1.0, 1.0, -1.0], 16)
     effort = Effort(subsets=24, top_queries=0, draws=200)
-    whole = {"worth": worth_N, "flipped": -worth_N, "silent": np.zeros(48)}
+    whole = {"worth": worth_N, "flipped": -worth_N}
     found = judge(scores, setting, folder, effort, whole=whole)
-    assert found.reached == {"worth": 48, "flipped": 48, "silent": 0}
     assert list(found.whole) == [scores.method, "bm25", "worth", "flipped", "random"]
     assert list(found.beside) == ["bm25", "random"]
     assert found.whole["worth"].low > 0 > found.whole["flipped"].high
@@ -205,6 +204,12 @@ def test_values_of_the_whole_target_have_a_row_there_and_nowhere_else(world):
     assert contradictions(found.document(), rows_of(found)) == []
     with pytest.raises(EvaluationError, match=r"got \['bm25'\] twice"):
         judge(scores, setting, folder, effort, whole={"bm25": worth_N})
+    with pytest.raises(EvaluationError, match=r"got none of \['silent'\]"):
+        judge(scores, setting, folder, effort, whole={"silent": np.zeros(48)})
+    document = found.document()
+    best = {"above_bm25": document["above_bm25"] | {"estimate": "0.900000"}}
+    (said,) = contradictions(document | best, rows_of(found))
+    assert said.startswith("LDS above BM25's: expected")
 
 
 def test_a_removal_curve_of_true_values_rises_above_the_random_one(world):
