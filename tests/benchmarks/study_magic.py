@@ -39,13 +39,7 @@ DAMPINGS = {"ekfac": (0.001, 0.01, 0.1, 1.0, 10.0), "cg": (0.01, 0.1, 1.0, 10.0)
 
 def study():
     """Metagradients of 8 queries, 40 retrainings, one LDS each."""
-    base = corpus("kinds", 256, 24)
-    train_store, target = setting(base).stores()
-    training = weighted(train_store)
-    train = TokenSet.of(train_store, ROWS.length)
-    queries = TokenSet.of(target, ROWS.length, range(QUERIES))
-    member_MN = random_subsets(SUBSETS, train_store.size, 0.95, np.random.default_rng(5))
-    loss_MQ = truth(base.folder / "magic", training, queries, member_MN)
+    _, training, train, queries, member_MN, loss_MQ = prepared("magic", QUERIES, SUBSETS, 5)
     final = trained(training)
     judged = {
         "magic": scores(training, train, queries),
@@ -70,18 +64,13 @@ def study():
 
 def solved():
     """EK-FAC and conjugate gradients over their dampings: chosen on some subsets, compared on others."""
-    base = corpus("kinds", 256, 24)
-    train_store, target = setting(base).stores()
-    training = weighted(train_store)
-    train = TokenSet.of(train_store, ROWS.length)
-    queries = TokenSet.of(target, ROWS.length, range(CG_QUERIES))
-    rng = np.random.default_rng(11)
-    member_MN = random_subsets(CHOOSING + JUDGING, train_store.size, 0.95, rng)
-    loss_MQ = truth(base.folder / "magic-cg", training, queries, member_MN)
+    folder, training, train, queries, member_MN, loss_MQ = prepared(
+        "magic-cg", CG_QUERIES, CHOOSING + JUDGING, 11
+    )
     final = trained(training)
     factors = fit(final, train, HOW)
     runs = {
-        f"{method}-{c:g}": scored(base.folder / "magic-cg", method, c, final, train, queries, factors)
+        f"{method}-{c:g}": scored(folder, method, c, final, train, queries, factors)
         for method, dampings in DAMPINGS.items() for c in dampings
     }  # fmt: skip
     first, rest = slice(CHOOSING), slice(CHOOSING, None)
@@ -126,11 +115,19 @@ def scored(folder, method, damping, final, train, queries, factors):
         return file["scores_QN"], None if np.isnan(residual) else residual
 
 
-def weighted(train_store):
-    """The metasmooth training over a store."""
+def prepared(name, num_queries, num_subsets, seed):
+    """Folder of the retrainings, the metasmooth training, records, queries, subsets of 95 % and their losses."""
+    base = corpus("kinds", 256, 24)
+    train_store, target = setting(base).stores()
     model = Transformer(SHAPE)
     init_parameters(model, 0)
-    return WeightedTraining(model, BatchPlan(train_store, 0, ROWS), OPTIM, STEPS, eps_root=EPS_ROOT)
+    plan = BatchPlan(train_store, 0, ROWS)
+    training = WeightedTraining(model, plan, OPTIM, STEPS, eps_root=EPS_ROOT)
+    queries = TokenSet.of(target, ROWS.length, range(num_queries))
+    member_MN = random_subsets(num_subsets, train_store.size, 0.95, np.random.default_rng(seed))
+    folder = base.folder / name
+    loss_MQ = truth(folder, training, queries, member_MN)
+    return folder, training, TokenSet.of(train_store, ROWS.length), queries, member_MN, loss_MQ
 
 
 def trained(training):
