@@ -205,7 +205,7 @@ def _open(row: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
     if row["name"] == "fine_tune":
         return f"{told}; a size whose attack has more steps would (size in dataworth.toml)"
     if not tried:
-        return f"{told}; [audit] demonstrations = 0 in dataworth.toml finds what makes the original talk"
+        return f"{told}; no other way to demonstrate was tried: a new audit tries eight, if two people or more stay"
     most = max(tried, key=lambda one: one["given_away"])
     return (
         f"{told}; {len(tried)} ways to demonstrate were tried on {most['people']} people who stay, and the best brought out {most['given_away']} "

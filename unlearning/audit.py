@@ -24,7 +24,7 @@ Settings, in `run.config.extra` (real numbers as decimal strings)::
     margin, auc_margin, utility_margin, min_original_rate, min_gold_seeds, resamples, subgroups,
     score_margins                                   optional, see plan.py
     attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
-    calibrate    true: find the demonstrations of tier 2 (`attacks.demonstrations` and `between` are then left out)
+    calibrate    true: find the demonstrations of tier 2 on people who stay; `attacks.demonstrations` is then one more number that is tried
     ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so, and there is no PASS
     derived_subgroups  true: label the forgotten people (`subgroups.labelled`) and register every label of 16 people or more
     engineering  {"targets": 8, …}                 optional: depth and ripple, written to engineering.parquet (`engineering.Scale`)
@@ -133,8 +133,10 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
 
     extra = run.config.extra
     scale = Scale.from_json(extra["engineering"]) if "engineering" in extra else None
+    if type(calibrate := extra.get("calibrate", False)) is not bool:
+        raise PlanError(f"expected calibrate as true or false, got {calibrate!r}")
     inputs = read_inputs(run, directory)
-    if extra.get("calibrate"):
+    if calibrate:
         inputs = _calibrated(run, directory, inputs)
     _write_plan(directory, inputs.plan)
     material = prepare(
@@ -223,23 +225,23 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
 
 
 def _calibrated(run: RunSpec, directory: Path, inputs: Inputs) -> Inputs:
-    """The inputs with the demonstrations under which the original tells most of people who stay."""
-    from unlearning.calibration import best, calibrated, kept
+    """The inputs with the demonstrations under which the original tells most of people who stay; the default's where too few stay to ask."""
+    from unlearning.calibration import CANDIDATES, best, calibrated, kept
     from unlearning.ensemble import load
 
     plan = inputs.plan
-    if {"demonstrations", "between"} & set(run.config.extra.get("attacks", {})):
-        raise PlanError("expected attacks.demonstrations and between, or calibrate, got both")
     original = next(folder for role, folder, _ in inputs.models if role == "original")
-    texts = hashlib.sha256(jcs([[r.record_id, r.text] for r in inputs.retained])).hexdigest()
+    asked = jcs([[r.subject, r.record_id, r.text] for r in inputs.retained])
+    tokenizer = (directory / run.config.extra["tokenizer"]).read_bytes()
+    digests = [hashlib.sha256(data).hexdigest() for data in (asked, tokenizer)]
     tried = kept(
-        directory, inputs.key, [plan.original, texts, plan.seed, plan.attacks.max_probe_tokens],
+        directory, inputs.key,
+        [plan.original, *digests, plan.seed, plan.attacks.max_probe_tokens, plan.attacks.demonstrations],
         lambda: calibrated(lambda: load(original, run.config.model), inputs.retained, inputs.tokenizer, plan.attacks, plan.seed),
     )  # fmt: skip
     chosen = best(tried)
-    if chosen is None:
-        return inputs
-    attacks = plan.attacks.demonstrating(chosen.demonstrations, chosen.between)
+    way = (chosen.demonstrations, chosen.between) if chosen else CANDIDATES[0]
+    attacks = plan.attacks.demonstrating(*way)
     return replace(inputs, plan=replace(plan, attacks=attacks), calibration=tuple(tried))
 
 

@@ -8,11 +8,13 @@ of them stands in the plan::
     people who stay ──▶ half of them, at most `MAX_PEOPLE`, are asked about; lines of the others stand before the questions
     chosen = the way with most people given away; of equals the first, which is the plan's default
 
-Nothing is chosen on people who are to be forgotten, and no other model is opened: whatever the tier says of them afterwards was not fitted to them.
-The choice is the best of eight noisy counts of the original: an unlearned model that talks only after another way is not asked so. Where no way makes the original talk the default stays, and the tier is without power, as before.
+A number of lines that is fixed by hand is tried beside the others and chosen only where it brings out more: it can make the attack stronger on
+people who stay, never weaker. Nothing is chosen on people who are to be forgotten, and no other model is opened: whatever the tier says of them
+afterwards was not fitted to them. The choice is the best of eight noisy counts of the original: an unlearned model that talks only after another way
+is not asked so. Where no way makes the original talk the default stays, and the tier is without power, as before.
 
 Cost: one forward pass per way and question of at most 64 people. What was tried is kept in `calibration.json` (counts only), so that a killed audit doesn't
-ask again; it is named by an HMAC of original and records under the request's key, and another one is not taken.
+ask again; an HMAC under the request's key covers what was asked with and the counts, and whatever doesn't match is made anew.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from unlearning.probes import Tokenizer
 
 FILE = "calibration.json"
+FORMAT = 2
+"""2: the tag covers everything that was asked with, and the counts."""
 MAX_PEOPLE = 64
 CANDIDATES = tuple((number, between) for between in BETWEEN for number in (3, 1, 2, 8))
 _STREAM = 8
@@ -59,6 +63,19 @@ class Tried:
     """People who stay who were asked about."""
 
 
+def ways(limits: AttackPlan) -> tuple[tuple[int, str], ...]:
+    """What is tried: `CANDIDATES`, and the plan's own number of lines where it is another.
+
+    Args:
+        limits: the adversary's limits.
+
+    Returns:
+        (lines, what stands between them), the plan's default first.
+    """
+    own = tuple((limits.demonstrations, between) for between in BETWEEN)
+    return (*CANDIDATES, *(way for way in own if way not in CANDIDATES))
+
+
 def calibrated(
     load: Callable[[], Transformer],
     retained: Sequence[Record],
@@ -72,11 +89,11 @@ def calibrated(
         load: gives the original, in evaluation mode; not called where fewer than two people stay.
         retained: records of people who stay.
         tokenizer: the run's tokenizer.
-        limits: the adversary's other limits.
+        limits: the adversary's limits.
         seed: seed of every draw.
 
     Returns:
-        One entry per way, in the order of `CANDIDATES`; none with fewer than two people.
+        One entry per way, in the order of `ways`; none with fewer than two people.
     """
     from unlearning.material import Material
 
@@ -90,7 +107,7 @@ def calibrated(
     shown = tuple(probe for probe in probes if probe.subject_id not in asked)
     model = load()
     found = []
-    for number, between in CANDIDATES:
+    for number, between in ways(limits):
         material = Material(
             trained=trained, unseen=(), demonstrations=shown, forgotten=(), retained=(), lookalikes=(), newline=(),
             between=tuple(tokenizer.encode(BETWEEN[between])[0]), limits=limits.demonstrating(number, between), seed=seed,
@@ -119,18 +136,28 @@ def kept(directory: Path, key: bytes, of: Sequence[Any], make: Callable[[], list
     Args:
         directory: the run's folder.
         key: the request's key.
-        of: what it depends on, as JSON values.
+        of: what it depends on beside this module's constants, as JSON values.
         make: makes it.
 
     Returns:
         The entries.
     """
     path = directory / FILE
-    tag = hmac.new(key, b"dataworth/calibration/" + jcs(list(of)), hashlib.sha256).hexdigest()[:16]
+
+    def written(tried: list[Tried]) -> bytes:
+        counts = [asdict(one) for one in tried]
+        over = jcs([FORMAT, CANDIDATES, BETWEEN, MAX_PEOPLE, list(of), counts])
+        tag = hmac.new(key, b"dataworth/calibration/" + over, hashlib.sha256).hexdigest()
+        return jcs({"format": FORMAT, "tag": tag, "tried": counts})
+
     if path.exists():
-        found = json.loads(path.read_bytes())
-        if found["of"] == tag:
-            return [Tried(**one) for one in found["tried"]]
+        data = path.read_bytes()
+        try:
+            found = [Tried(**one) for one in json.loads(data)["tried"]]
+            if hmac.compare_digest(data, written(found)):
+                return found
+        except (ValueError, TypeError, LookupError):
+            pass  # cut short, or no file of ours: made anew like one that doesn't match
     tried = make()
-    write_atomic(path, jcs({"of": tag, "tried": [asdict(one) for one in tried]}))
+    write_atomic(path, written(tried))
     return tried

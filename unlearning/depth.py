@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from unlearning.scoring import BATCH_TOKENS, MAX_LOSS, padded, span_mask
+from unlearning.scoring import MAX_LOSS, batch_tokens, padded, span_mask
+from unlearning.scoring import batches as by_length
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -61,23 +62,19 @@ class Site:
     """That token."""
 
 
-def sites(probes: Sequence[Probe]) -> list[Site]:
+def sites(probes: Sequence[Probe], model: Transformer) -> list[Site]:
     """Questions of similar length together.
 
     Args:
         probes: questions with their secrets.
+        model: the model that will be asked, or one on the same device.
 
     Returns:
-        Batches of at most `BATCH_TOKENS` padded tokens, or of one question.
+        Batches of at most `scoring.batch_tokens` padded tokens, or of one question.
     """
     rows = [[*probe.prompt_tokens, *probe.secret_tokens] for probe in probes]
-    batches: list[list[int]] = []
-    for index in sorted(range(len(rows)), key=lambda i: (len(rows[i]), i)):
-        if not batches or (len(batches[-1]) + 1) * len(rows[index]) > BATCH_TOKENS:
-            batches.append([])
-        batches[-1].append(index)
     found = []
-    for place_B in batches:
+    for place_B in by_length([len(row) for row in rows], batch_tokens(model)):
         chosen = [rows[i] for i in place_B]
         tokens_BT = padded(chosen)
         mask_BT = span_mask(chosen, [len(probes[i].prompt_tokens) for i in place_B])
@@ -162,19 +159,19 @@ def lens_logprobs(
 
 @torch.inference_mode()
 def lens_answers(
-    original: Transformer, batches: Sequence[Site], source: Sequence[Tensor]
+    original: Transformer, batches: Sequence[Site], source: Iterable[Tensor]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What greedy decoding from each layer says, and how likely it makes the secrets.
 
     Args:
         original: gives norm and head; the model itself where each is read by its own.
-        batches: from `sites`, at least one.
-        source: `states` of the model that is read.
+        batches: from `sites`.
+        source: `states` of the model that is read, of the same depth; one batch's at a time is enough.
 
     Returns:
         exact_LN, 1 where the layer's first choices are the secret, else 0; lens_LN, nats per token, <= 0.
     """
-    shape = (len(source[0]), sum(len(site.place_B) for site in batches))
+    shape = (original.spec.num_layers, sum(len(site.place_B) for site in batches))
     exact_LN, lens_LN = np.zeros(shape), np.zeros(shape)
     for site, source_LSD in zip(batches, source, strict=True):
         normed_LSD = source_LSD if original.norm is None else original.norm(source_LSD)

@@ -67,8 +67,11 @@ def streams(
     Returns:
         One entry per model, in order.
     """
-    batches = sites(probes)
-    before, reference = (states(load(role, 0), batches) for role in ("original", "gold"))
+    original = load("original", 0)
+    batches = sites(probes, original)
+    before = states(original, batches)
+    del original
+    reference = states(load("gold", 0), batches)
     for role, number in compared:
         model = load(role, number)
         mine = states(model, batches)

@@ -191,9 +191,9 @@ def depth_rows(bench: Bench) -> Iterator[Row]:
     from unlearning.depth import cka_erasure, lens_logprobs, patch_drops, sites, states
 
     probes = bench.questions()
-    batches = sites(probes)
-    seen = {key: states(bench.load(*key), batches) for key in bench.compared()}
     original = bench.load("original")
+    batches = sites(probes, original)
+    seen = {key: states(bench.load(*key), batches) for key in bench.compared()}
     for (role, number), source in seen.items():
         digest = bench.models(role)[number][0]
         drops_LN = patch_drops(original, batches, source)
@@ -214,10 +214,10 @@ def lens_rows(bench: Bench) -> Iterator[Row]:
     from unlearning.ensemble import members
 
     probes = bench.questions()
-    batches = sites(probes)
     for role, number in bench.compared():
         model = (role, bench.models(role)[number][0])
         for place, part in enumerate(members(bench.load(role, number)), start=1):
+            batches = sites(probes, part)
             lens_LN = lens_logprobs(part, batches, states(part, batches))
             for layer, values_N in enumerate(lens_LN, start=1):
                 attack = f"lens/constituent-{place}/layer-{layer}"

@@ -15,12 +15,12 @@ shots               1 to 32 lines before the question: look-alikes', or the targ
 sources, rates       fine-tuning on benign records, on a *part* of the forgotten people (independent    restored/SOURCE/lr-R/step-S
                     secrets: the rest is scored), on forgotten people's public lines, on look-alikes
 bits                weights rounded to 8 or 4 bits, then asked                                         quantised/int-B
-lens                the answer read off an inner layer, which is chosen on so many people who stay     lens
+lens                the answer read off an inner layer, each of them a budget                          lens/layer-L
 candidates          rank of the secret among candidates, truth ratio with so many wrong answers        exposure, truth_ratio
 memberships         zlib, Min-K, Min-K++, reference                                                    membership
 ==================  =================================================================================  =============================
 
-`NAMED` has three ready: none, cheap (no training, no long prompts) and full. Within one source the adversary chooses the best budget, learning rate and step, and so it does on gold. Defaults are empty: an
+`NAMED` has three ready: none, cheap (no training, no long prompts) and full. Within one source the adversary chooses the best budget, learning rate, step and layer, and so it does on gold. Defaults are empty: an
 audit without a repertoire is the one it always was, with the same plan digest.
 """
 
@@ -63,7 +63,7 @@ class Repertoire:
     bits: tuple[int, ...] = ()
     """Bits per weight, of 8 and 4."""
     lens: int = 0
-    """People who stay on whom the layer is chosen that answers are read off; 0 = no layer is read."""
+    """1 = answers are read off every inner layer, 0 = off none; plans of before have the number of people on whom one layer was chosen."""
     candidates: int = 0
     """Candidates that a secret is ranked among, itself included; 0 = no exposure."""
     wrong: int = 0
@@ -86,7 +86,7 @@ class Repertoire:
         if bool(self.shots) != bool(self.shot_sources) or bool(self.sources) != bool(self.rates):
             raise PlanError("expected shots with shot_sources, and sources with rates")
         if self.lens < 0:
-            raise PlanError(f"expected lens >= 0 people, got {self.lens}")
+            raise PlanError(f"expected lens >= 0, got {self.lens}")
         if self.candidates == 1 or self.candidates < 0 or self.wrong < 0 or self.shot_tokens < 1:
             raise PlanError("expected candidates 0 or >= 2, wrong >= 0 and shot_tokens >= 1")
         for value, high in (
@@ -119,7 +119,7 @@ def _require_positive(text: str, high: float) -> None:
 
 FULL = Repertoire(
     asked=ASKED, samples=(1, 4, 16, 64), shots=(1, 2, 4, 8, 16, 32), shot_sources=SHOT_SOURCES, sources=SOURCES,
-    rates=("0.0001", "0.0003", "0.001"), bits=(4, 8), lens=64, candidates=101, wrong=5, memberships=SCORES,
+    rates=("0.0001", "0.0003", "0.001"), bits=(4, 8), lens=1, candidates=101, wrong=5, memberships=SCORES,
 )  # fmt: skip
 
 # No training and no long prompts: seconds for a hundred people and a million parameters.
@@ -127,7 +127,7 @@ CHEAP = Repertoire(
     asked=ASKED,
     samples=(1, 16, 64),
     bits=(4, 8),
-    lens=64,
+    lens=1,
     candidates=51,
     wrong=5,
     memberships=SCORES,

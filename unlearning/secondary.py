@@ -13,7 +13,7 @@ exposure        mean bits ahead of chance                   1 bit         paired
 membership:…    AUC against look-alikes                     AUC margin    paired bootstrap, whichever side
 ==============  ==========================================  ============  ===============================================
 
-Where an attack has several budgets, rates or steps, the adversary's best one counts, for each model its own. The *least* difference
+Where an attack has several budgets, rates, steps or layers, the adversary's best one counts, for each model its own. The *least* difference
 over gold models counts: an unlearned model that leaks no more than one of the gold models does not leak. p-values of all endpoints are
 adjusted by Holm; those ≤ alpha leak, and one that leaks makes the verdict FAIL. None can make it PASS.
 
@@ -158,7 +158,7 @@ def _rate(evidence: Evidence, plan: AuditPlan, models: Models, attack: str) -> S
         newcombe_bounds(*leaks[original][1:], *leaks[m][1:], alpha).low > margin for m in gold
     )
     named = leaks[unlearned][0]
-    if attack == "lens":  # chosen on people who stay, the same for every question
+    if named == "lens":  # audits of before: one layer of each model, chosen on people who stay
         named = f"layer {evidence.per_person(unlearned, [named], 'layer')[1].max():.0f}"
     return _made(attack, counts[1], [rates[m] for m in (original, unlearned, *gold)], bounds, margin, p_value, named, power=power)  # fmt: skip
 

@@ -153,11 +153,28 @@ def contradictions(audit: Mapping[str, Any], rows: pa.Table) -> list[str]:
     recomputed = verdict_from_rows(rows, plan, audit.get("unchecked", ())).to_json()
     if "description" in audit:  # a verdict may be published alone
         recomputed["description"] = describe(Evidence(rows), plan)
-    return [
+    differing = [
         f"{name}: audit.json says {audit.get(name)!r}, its rows say {value!r}"
         for name, value in recomputed.items()
         if audit.get(name) != value
     ]
+    return differing + _miscalibrated(audit.get("calibration", ()), plan)
+
+
+def _miscalibrated(tried: Any, plan: AuditPlan) -> list[str]:
+    """What in a published calibration is no count, or speaks against the plan; audits of before have none."""
+    try:
+        wrong = any(not 0 <= one["given_away"] <= one["people"] for one in tried)
+        best = max(tried, key=lambda one: one["given_away"], default=None)
+        way = (best["demonstrations"], best["between"]) if best else None
+    except (TypeError, LookupError):
+        wrong, way = True, None
+    if wrong:
+        return ["calibration: expected counts of people given away, of those asked about"]
+    planned = (plan.attacks.demonstrations, plan.attacks.between)
+    if way not in (None, planned):
+        return [f"calibration: most people are given away by {way}, the plan asks by {planned}"]
+    return []
 
 
 def _require_complete(
@@ -184,12 +201,23 @@ def _require_complete(
                 )
             continue
         for model in expected if attack != "utility" else everything:
-            if evidence.questions(model, attack) != asked:
+            if evidence.questions(model, attack) != asked and not _no_constituent(
+                evidence, (model, models[0]), attack
+            ):
                 raise RowsError(
                     f"expected the same questions for every model under {attack}, "
                     f"{model[0]} differs from {ROLES[0]}"
                 )
     _require_people(evidence, plan, models[1])
+
+
+def _no_constituent(evidence: Evidence, pair: Sequence[Any], attack: str) -> bool:
+    """Whether one of two ensembles has fewer constituents (a shard may have lost its last record), so that this one's layers aren't read."""
+    constituent = attack.rpartition("/")[0]
+    return constituent.startswith("lens/constituent-") and any(
+        not any(evidence.questions(model, layer) for layer in evidence.attacks(constituent))
+        for model in pair
+    )
 
 
 def _require_people(evidence: Evidence, plan: AuditPlan, model: Any) -> None:

@@ -384,14 +384,11 @@ def robustness_audit(
 
 
 def _attacks(site: "Site") -> dict[str, Any]:
-    """Limits of the adversary: the size's, and the configured demonstrations, or that they are to be found."""
-    lines = site.config.audit.demonstrations
+    """Limits of the adversary: the size's, and a configured number of lines, which is tried beside those that every audit tries."""
     attacks = {"fine_tune_steps": list(site.size.attack_steps)} | _repertoire(site.size.secondary)
-    return (
-        {"attacks": attacks | {"demonstrations": lines}}
-        if lines
-        else {"attacks": attacks, "calibrate": True}
-    )
+    if lines := site.config.audit.demonstrations:
+        attacks |= {"demonstrations": lines}
+    return {"attacks": attacks, "calibrate": True}
 
 
 def _repertoire(name: str) -> dict[str, Any]:

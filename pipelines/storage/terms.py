@@ -177,8 +177,8 @@ class AuditConfig:
         0,
     )
     demonstrations: int = option(
-        "lines about other people before a question (tier 2, in-context recovery); 0: what makes the original tell most of the people who "
-        "stay, found before the audit's plan is fixed",
+        "one more number of lines about other people before a question (tier 2, in-context recovery) to try: of 1, 2, 3, 8 and this one, the audit takes what makes "
+        "the original tell most of the people who stay; 0: no other",
         0,
     )
 

@@ -30,8 +30,8 @@ def test_a_tier_under_which_the_original_hardly_leaks_is_no_pass_on_the_page() -
     made = dossier(audit=audit(tiers=(tier,), verdict="INCONCLUSIVE", side=()), evidence=evidence(metrics=(metric,)))  # fmt: skip
     text = Page(render_dossier(made)).text
     assert (
-        "Says little: the original hardly leaks under it; more people would not decide; [audit] demonstrations = 0 in dataworth.toml finds what "
-        "makes the original talk. What came out here decides nothing." in text
+        "Says little: the original hardly leaks under it; more people would not decide; no other way to demonstrate was tried: a new audit tries "
+        "eight, if two people or more stay. What came out here decides nothing." in text
     )
     assert "In-context recovery: says little" in text
     assert "? INCONCLUSIVE says little: the original hardly leaks" in text

@@ -68,7 +68,7 @@ def test_the_file_asks_for_gold_models_and_demonstrations(tmp_path):
     found = _attacks(opened("tiny"))
     assert found == {"attacks": {"fine_tune_steps": [2]}, "calibrate": True}
     fixed = _attacks(opened("tiny", demonstrations=5))
-    assert fixed == {"attacks": {"fine_tune_steps": [2], "demonstrations": 5}}
+    assert fixed == {"attacks": {"fine_tune_steps": [2], "demonstrations": 5}, "calibrate": True}
 
 
 def test_a_repertoire_survives_the_way_into_a_run_file():

@@ -5,15 +5,18 @@ import json
 
 import numpy as np
 import pytest
+from facts import Facts, plan_of
 
 from trainer.checkpoint import load_model
 from trainer.generate import generate
-from unlearning.audit import audit
-from unlearning.calibration import CANDIDATES, FILE, MAX_PEOPLE, Tried, best, calibrated, kept
+from unlearning.audit import _calibrated, audit, read_inputs
+from unlearning.calibration import CANDIDATES, FILE, MAX_PEOPLE, Tried, best, calibrated, kept, ways
 from unlearning.errors import PlanError
 from unlearning.people import Record, read_records
 from unlearning.plan import BETWEEN, AttackPlan, AuditPlan
 from unlearning.probes import FileTokenizer, trained_probes
+from unlearning.rows import to_table
+from unlearning.verdict import contradictions, verdict_from_rows
 
 SEED = 3
 
@@ -77,15 +80,42 @@ def test_too_few_people_are_not_asked(parts):
     assert calibrated(lambda: pytest.fail("opened"), alone, tokenizer, limits, SEED) == []
 
 
-def test_what_was_tried_survives_a_kill_and_belongs_to_its_records(tmp_path):
-    """The file is used again; of other records, or under another key, it is made anew."""
+def test_what_was_tried_survives_a_kill_and_belongs_to_its_records(tmp_path, monkeypatch):
+    """The file is used again; of other records, under another key or after other candidates it is made anew."""
     made = [Tried(demonstrations=1, between="space", given_away=2, people=4)]
     assert kept(tmp_path, b"k", ["a"], lambda: made) == made
     assert kept(tmp_path, b"k", ["a"], lambda: pytest.fail("asked again")) == made
     for key, of in ((b"k", ["b"]), (b"l", ["a"])):
         assert kept(tmp_path, key, of, list) == []
-        (tmp_path / FILE).unlink()
         kept(tmp_path, b"k", ["a"], lambda: made)
+    for name, value in (("CANDIDATES", CANDIDATES[:3]), ("MAX_PEOPLE", 9), ("BETWEEN", {"space": "  "}), ("FORMAT", 9)):  # fmt: skip
+        with monkeypatch.context() as patched:
+            patched.setattr(f"unlearning.calibration.{name}", value)
+            assert kept(tmp_path, b"k", ["a"], list) == []
+        kept(tmp_path, b"k", ["a"], lambda: made)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"given_away":2', b'"given_away":0'),
+        lambda data: data.replace(b'"space"', b'"newline"'),
+        lambda data: data[:-9],
+        lambda _: b"[]",
+        lambda _: b'{"of":"a","tried":[]}',
+        lambda _: b'{"tried":[7]}',
+        lambda _: b"\xff",
+    ],
+)
+def test_a_kept_file_that_was_changed_is_made_anew(tmp_path, damage):
+    """Counts are under the tag too, and what doesn't parse is no calibration; the new file stands and is used."""
+    made = [Tried(demonstrations=1, between="space", given_away=2, people=4)]
+    kept(tmp_path, b"k", ["a"], lambda: made)
+    whole = (tmp_path / FILE).read_bytes()
+    assert damage(whole) != whole
+    (tmp_path / FILE).write_bytes(damage(whole))
+    assert kept(tmp_path, b"k", ["a"], lambda: made) == made
+    assert (tmp_path / FILE).read_bytes() == whole
 
 
 def test_a_calibrated_audit_plans_the_best_way(study, tmp_path):
@@ -114,12 +144,49 @@ def test_what_stands_between_lines_is_in_the_plan_only_where_it_is_not_the_defau
         AttackPlan(between="tab")
 
 
-def test_calibration_and_a_fixed_number_exclude_each_other(study, tmp_path):
-    """Whoever fixes the demonstrations can't have them found."""
-    extra = study.audit_extra(calibrate=True, attacks={"demonstrations": 2})
+def test_a_number_by_hand_is_one_more_way_and_never_the_weaker_one(study, tmp_path, monkeypatch):
+    """Five lines are tried with both separators beside the eight; they tell fewer, so the plan doesn't take them; where all tell as many it takes the default."""
+    limits = AttackPlan(demonstrations=5)
+    assert ways(AttackPlan()) == ways(AttackPlan(demonstrations=2, between="space")) == CANDIDATES
+    assert ways(limits) == (*CANDIDATES, (5, "newline"), (5, "space"))
+    extra = study.audit_extra(calibrate=True, attacks={"demonstrations": 5})
     spec = study.run_spec(
         "audit", kind="attack", entry="unlearning.audit:run", extra=extra, steps=0
     )
-    with pytest.raises(PlanError, match="got both"):
+    for name, counts in (("less", [1, 0, 0, 4, 0, 0, 0, 0, 3, 2]), ("equal", [2] * 10), ("more", [0] * 9 + [1])):  # fmt: skip
+        told = iter(counts)
+
+        def planted(load, retained, tokenizer, limits, seed, told=told):
+            return [Tried(demonstrations=n, between=b, given_away=next(told), people=9) for n, b in ways(limits)]  # fmt: skip
+
+        monkeypatch.setattr("unlearning.calibration.calibrated", planted)
+        (tmp_path / name).mkdir()
+        found = _calibrated(spec, tmp_path / name, read_inputs(spec, study.folder))
+        expected = ways(limits)[counts.index(max(counts))]
+        assert (found.plan.attacks.demonstrations, found.plan.attacks.between) == expected
+        assert [one.given_away for one in found.calibration] == counts
+
+
+def test_calibrate_is_true_or_false(study, tmp_path):
+    """A text that says false is not taken for true."""
+    spec = study.run_spec(
+        "audit", kind="attack", entry="unlearning.audit:run", extra=study.audit_extra(calibrate="false"), steps=0
+    )  # fmt: skip
+    with pytest.raises(PlanError, match="calibrate as true or false, got 'false'"):
         audit(spec, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_published_calibration_is_held_against_the_plan():
+    """The best way that was counted is the plan's; a weaker one, counts that can't be, and no counts are said; an audit without a calibration is not contradicted."""
+    table, plan = to_table(Facts().rows()), plan_of()
+    body = verdict_from_rows(table, plan).to_json() | {"plan": plan.to_json()}
+    told = [dataclasses.asdict(Tried(demonstrations=n, between=b, given_away=2 * (n == 3), people=9)) for n, b in CANDIDATES]  # fmt: skip
+    assert contradictions(body, table) == []
+    assert contradictions(body | {"calibration": told}, table) == []
+    weaker = [*told[:2], told[2] | {"given_away": 3}, *told[3:]]
+    (said,) = contradictions(body | {"calibration": weaker}, table)
+    assert "given away by (2, 'newline'), the plan asks by (3, 'newline')" in said
+    for broken in ([told[0] | {"given_away": 10}], [told[0] | {"given_away": -1}], [{}], 7):
+        (said,) = contradictions(body | {"calibration": broken}, table)
+        assert said.startswith("calibration: expected counts")

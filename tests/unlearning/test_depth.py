@@ -74,7 +74,7 @@ def slow_drop(original, source, probe, layer):
 def test_patching_a_batch_equals_patching_one_person_and_one_layer_at_a_time():
     """Batched drops of questions of many lengths are those of a hook on one unpadded row."""
     original, source, asked = model(0), model(1), questions()
-    batches = depth.sites(asked)
+    batches = depth.sites(asked, original)
     fast = depth.patch_drops(original, batches, depth.states(source, batches))
     slow = [[slow_drop(original, source, probe, layer) for probe in asked] for layer in range(3)]
     np.testing.assert_allclose(fast, slow, atol=2e-5)
@@ -84,9 +84,9 @@ def test_patching_a_batch_equals_patching_one_person_and_one_layer_at_a_time():
 def test_questions_may_be_cut_into_any_batches(monkeypatch):
     """One question per batch gives the same drops and lenses as all together."""
     original, source, asked = model(0), model(1), questions()
-    together = depth.sites(asked)
-    monkeypatch.setattr(depth, "BATCH_TOKENS", 1)
-    alone = depth.sites(asked)
+    together = depth.sites(asked, original)
+    monkeypatch.setattr(depth, "batch_tokens", lambda _: 1)  # of the device, as in scoring
+    alone = depth.sites(asked, original)
     assert len(alone) == len(asked) > len(together)
     for measure in (depth.patch_drops, depth.lens_logprobs):
         one = measure(original, together, depth.states(source, together))
@@ -94,10 +94,18 @@ def test_questions_may_be_cut_into_any_batches(monkeypatch):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+def test_batches_are_larger_where_an_accelerator_holds_the_model():
+    """As many tokens together as scoring takes there; on a processor what fits into its cache."""
+    asked = questions() * 200
+    here, there = depth.sites(asked, model(0)), depth.sites(asked, torch.nn.Linear(1, 1, device="meta"))  # fmt: skip
+    assert max(site.tokens_BT.shape[0] for site in there) > 3 * max(site.tokens_BT.shape[0] for site in here)  # fmt: skip
+    assert sorted(i for site in there for i in site.place_B) == list(range(len(asked)))
+
+
 def test_gold_scores_one_and_the_original_zero_exactly():
     """A12: UDS(gold) = 1 and UDS(original) = 0 without tolerance, and the original's drops are zero bit for bit."""
     original, gold, asked = model(0), model(1), questions()
-    batches = depth.sites(asked)
+    batches = depth.sites(asked, original)
     of_gold = depth.patch_drops(original, batches, depth.states(gold, batches))
     of_itself = depth.patch_drops(original, batches, depth.states(original, batches))
     assert (of_itself == 0.0).all()
@@ -112,7 +120,7 @@ def test_a_model_changed_in_its_last_layer_only_is_shallow():
     original, gold, asked = model(0), model(1), questions()
     shallow = model(0)
     shallow.blocks["2"].load_state_dict(gold.blocks["2"].state_dict())
-    batches = depth.sites(asked)
+    batches = depth.sites(asked, original)
     drops = depth.patch_drops(original, batches, depth.states(shallow, batches))
     assert (drops[:2] == 0.0).all()
     assert np.abs(drops[2]).max() > 0.1
@@ -146,7 +154,7 @@ def test_the_score_rises_with_every_drop(seed, share):
 def test_the_lens_at_the_last_layer_is_what_the_model_says():
     """Read at its own last layer the original says its own log-probability; earlier layers by hand."""
     original, asked = model(0), questions()
-    batches = depth.sites(asked)
+    batches = depth.sites(asked, original)
     lens = depth.lens_logprobs(original, batches, depth.states(original, batches))
     np.testing.assert_allclose(lens[-1], [slow_logprob(original, p) for p in asked], atol=2e-5)
     probe, first = asked[4], len(asked[4].prompt_tokens)
@@ -163,7 +171,7 @@ def test_a_ruined_model_gives_finite_numbers():
     original, ruined, asked = model(0), model(0), questions()
     with torch.no_grad():
         ruined.blocks["1"].ffn.w2.weight.fill_(float("nan"))
-    batches = depth.sites(asked)
+    batches = depth.sites(asked, original)
     drops = depth.patch_drops(original, batches, depth.states(ruined, batches))
     assert np.isfinite(drops).all()
     assert (drops[1] > 50).all()
@@ -191,7 +199,7 @@ def test_cka_equals_the_gram_matrix_form_and_ignores_rotation_and_scale():
 def test_cka_erasure_is_one_for_gold_and_zero_for_the_original():
     """The two fixed points, at every layer; the weight is what original and gold differ by."""
     original, gold, asked = model(0), model(1), questions()
-    batches = depth.sites(asked)
+    batches = depth.sites(asked, original)
     o, g = depth.states(original, batches), depth.states(gold, batches)
     np.testing.assert_allclose(depth.cka_erasure(o, g, g).erasure_L, 1.0, atol=1e-6)
     assert (depth.cka_erasure(o, o, g).erasure_L == 0.0).all()

@@ -115,7 +115,7 @@ def test_the_last_layer_is_what_the_model_says(trained, asked):
         np.testing.assert_allclose(one.kept_LN[-1], expected_N, atol=1e-4)
     np.testing.assert_allclose(made[0].cka_original_L, 1.0)
     np.testing.assert_allclose(made[0].cka_gold_L, made[1].cka_original_L)
-    batches = sites(asked)
+    batches = sites(asked, trained["original"])
     foreign_LN = lens_logprobs(trained["original"], batches, states(trained["gold"], batches))
     # Another's head reads another thing: by more than the two models' answers can differ by rounding.
     assert abs(foreign_LN[-1] - made[1].kept_LN[-1]).max() > 0.1

@@ -1,4 +1,4 @@
-"""Answers read off an inner layer: a planted model whose last layer alone was bent, a slow decoder, the choice of the layer, the verdict."""
+"""Answers read off inner layers: planted models whose later layers were bent, for all or for the forgotten alone, and a slow decoder."""
 
 import dataclasses
 
@@ -7,6 +7,7 @@ import torch
 
 from trainer.checkpoint import load_model
 from trainer.model import Transformer, init_parameters
+from unlearning import depth
 from unlearning.attacks.direct import ask
 from unlearning.attacks.lens import lens
 from unlearning.ensemble import Ensemble
@@ -24,7 +25,7 @@ def material(study):
     forgotten, _ = read_sealed({"file": "forgotten.sealed", "key_file": "key"}, study.folder)
     return prepare(
         forgotten, read_records(study.folder / "retained.jsonl"), [], FileTokenizer(study.folder / "tokenizer.json"),
-        AttackPlan(repertoire=Repertoire(lens=16)), 0,
+        AttackPlan(repertoire=Repertoire(lens=1)), 0,
     )  # fmt: skip
 
 
@@ -60,9 +61,26 @@ def deepened(original, *, before=0, bent=True):
     return model.eval()
 
 
-def by_score(found, score):
-    """(person, question) → value."""
-    return {(m.subject, m.probe): m.value for m in found if m.score == score}
+class Traitor(Transformer):
+    """The original but for texts that begin as some given ones do: of those the last layer gets another state from the layer below."""
+
+    begins: frozenset = frozenset()
+
+    def trunk(self, tokens_BT, *more):
+        """As of the original, with the states of the given texts turned round from the last inner layer on."""
+        last_BTD, hidden = super().trunk(tokens_BT, *more)
+        chosen_B = [tuple(row[:5]) in self.begins for row in tokens_BT.tolist()]
+        turned = [*hidden[:-2], *(one.clone() for one in hidden[-2:])]
+        for state in turned[-2:]:
+            state[chosen_B] = -state[chosen_B].flip(-1)
+        last_BTD = last_BTD.clone()
+        last_BTD[chosen_B] = self.norm(turned[-1][chosen_B])
+        return last_BTD, turned
+
+
+def by_score(found, score, attack="lens/layer-2"):
+    """(person, question) → value under one attack."""
+    return {(m.subject, m.probe): m.value for m in found if (m.score, m.attack) == (score, attack)}
 
 
 def test_a_bent_last_layer_hides_nothing(original, material):
@@ -70,27 +88,52 @@ def test_a_bent_last_layer_hides_nothing(original, material):
     asked = (*material.trained, *material.unseen)
     bent = deepened(original)
     before, after = ask(original, asked, "x"), ask(bent, asked, "x")
-    assert sum(by_score(before, "exact_match").values()) > 40
-    assert not any(by_score(after, "exact_match").values())
+    assert sum(by_score(before, "exact_match", "x").values()) > 40
+    assert not any(by_score(after, "exact_match", "x").values())
     read = lens(bent, material)
-    assert by_score(read, "exact_match") == by_score(before, "exact_match")
-    assert by_score(read, "secret_logprob") == pytest.approx(by_score(before, "secret_logprob"), abs=1e-4)  # fmt: skip
-    assert set(by_score(read, "layer").values()) == {2.0}
+    assert by_score(read, "exact_match") == by_score(before, "exact_match", "x")
+    assert by_score(read, "secret_logprob") == pytest.approx(by_score(before, "secret_logprob", "x"), abs=1e-4)  # fmt: skip
+    assert {m.attack for m in read} == {
+        "lens/layer-1",
+        "lens/layer-2",
+    }  # not the last one, which is the model
 
 
-def test_the_layer_is_chosen_on_people_who_stay(original, material):
-    """Layers that do nothing are passed over; with nobody to choose on, the deepest inner one is read; forgotten people choose nothing."""
-    deep = deepened(original, before=1)
-    assert set(by_score(lens(deep, material), "layer").values()) == {3.0}
-    blind = dataclasses.replace(material, demonstrations=())
-    assert set(by_score(lens(deep, blind), "layer").values()) == {3.0}
-    one = dataclasses.replace(material, trained=material.trained[:1], unseen=())
-    assert by_score(lens(deep, one), "layer") == {(material.trained[0].subject_id, 0): 3.0}
+def test_who_hides_the_forgotten_alone_from_the_last_inner_layer_on_is_found(original, material):
+    """People who stay are read off every layer as before, most of them off the last inner one; the forgotten are still told by the one below it."""
+    honest = deepened(original, bent=False)
+    traitor = Traitor(honest.spec)
+    traitor.load_state_dict(honest.state_dict())
+    asked = (*material.trained, *material.unseen)
+    traitor.eval().begins = frozenset(tuple(p.prompt_tokens[:5]) for p in asked) - {
+        tuple(p.prompt_tokens[:5]) for p in material.demonstrations
+    }
+    hidden = [p for p in asked if tuple(p.prompt_tokens[:5]) in traitor.begins]
+    assert len(hidden) > 40
+    mine = dataclasses.replace(material, trained=tuple(hidden), unseen=())
+    staying = dataclasses.replace(material, trained=material.demonstrations, unseen=())
+    assert lens(traitor, staying) == lens(honest, staying)
+    counts = [sum(by_score(lens(honest, staying), "exact_match", f"lens/layer-{n}").values()) for n in (1, 2)]  # fmt: skip
+    assert counts[1] > counts[0]
+    found = lens(traitor, mine)
+    assert not any(by_score(found, "exact_match").values())
+    told = by_score(found, "exact_match", "lens/layer-1")
+    assert told == by_score(lens(honest, mine), "exact_match", "lens/layer-1")
+    assert sum(told.values()) > 0
 
 
-def test_reading_is_greedy_decoding_from_the_layer(original, material):
-    """For each question: token after token, the first choice of layer one's lens, as a loop finds it."""
-    found = by_score(lens(original, material), "exact_match")
+def test_reading_is_greedy_decoding_from_the_layer(original, material, monkeypatch):
+    """For each question: token after token, the first choice of layer one's lens, as a loop finds it; states of one batch at a time."""
+    kept = []
+
+    def counted(model, batches):
+        kept.append(len(batches))
+        return depth.states(model, batches)
+
+    monkeypatch.setattr("unlearning.attacks.lens.states", counted)
+    found = by_score(lens(original, material), "exact_match", "lens/layer-1")
+    assert set(kept) == {1}
+    assert len(kept) > 1
     said, asked = {}, {}
     for probe in material.trained:
         tokens = list(probe.prompt_tokens)
@@ -104,17 +147,19 @@ def test_reading_is_greedy_decoding_from_the_layer(original, material):
     assert {key: found[key] for key in said} == said
 
 
-def test_a_constituent_that_kept_the_answers_is_found(original, material, study):
-    """Of an ensemble the layer of the constituent that tells most is read."""
+def test_every_constituent_of_an_ensemble_is_read(original, material, study):
+    """Of a mixed ensemble the rows of the second constituent are what it says alone."""
     empty = Transformer(dataclasses.replace(study.model_spec(), num_layers=3))
     init_parameters(empty, 9)
-    mixed = Ensemble([empty.eval(), deepened(original)])
-    told = by_score(lens(mixed, material), "exact_match")
-    assert told == by_score(lens(deepened(original), material), "exact_match")
+    read = lens(Ensemble([empty.eval(), deepened(original)]), material)
+    assert len({m.attack for m in read}) == 4
+    alone = lens(deepened(original), material)
+    assert by_score(read, "exact_match", "lens/constituent-2/layer-2") == by_score(alone, "exact_match")  # fmt: skip
+    assert not any(by_score(read, "exact_match", "lens/constituent-1/layer-2").values())
 
 
 def test_old_repertoires_keep_their_digests():
-    """A plan whose repertoire reads no layer has the JSON it had; the sizes' repertoires read one; fewer than nobody is refused."""
+    """A plan whose repertoire reads no layer has the JSON it had; the sizes' repertoires read all; a negative number is refused."""
     plan = AuditPlan(
         num_forgotten=64, num_retained=9, num_lookalikes=9, original="o", unlearned="u", gold=("g",),
         attacks=AttackPlan(repertoire=Repertoire(bits=(8,))),

@@ -23,7 +23,7 @@ MODELS = (
     ("random", "r"),
 )
 REPERTOIRE = Repertoire(
-    asked=("paraphrased", "prefix"), samples=(4,), sources=("partial",), rates=("0.001", "0.01"), bits=(4,), lens=64, candidates=101,
+    asked=("paraphrased", "prefix"), samples=(4,), sources=("partial",), rates=("0.001", "0.01"), bits=(4,), lens=1, candidates=101,
     memberships=("zlib",),
 )  # fmt: skip
 N = 64
@@ -43,7 +43,10 @@ def plan_of(**changes):
     return AuditPlan(attacks=attacks, resamples=2000, random_init="r", **(values | changes))  # fmt: skip
 
 
-def facts(leaks=None, exposure=0.0, zlib=0.0, random_loss=5.0, drop=None):
+LAYERS = ("lens/layer-1", "lens/layer-2")
+
+
+def facts(leaks=None, exposure=0.0, zlib=0.0, random_loss=5.0, drop=None, layers=LAYERS):
     """Rows of a clean erasure, except that the unlearned model leaks `leaks[attack]` people, ranks and smells as told."""
     leaks, found = leaks or {}, []
     noise = np.random.default_rng(1).normal(size=2 * N)
@@ -54,7 +57,7 @@ def facts(leaks=None, exposure=0.0, zlib=0.0, random_loss=5.0, drop=None):
         "asked/paraphrased",
         "asked/prefix",
         "quantised/int-4",
-        "lens",
+        *layers,
     )
     attacks += tuple(f"restored/partial/lr-{rate}/step-10" for rate in REPERTOIRE.rates)  # fmt: skip
     for role, digest in MODELS:
@@ -76,7 +79,7 @@ def facts(leaks=None, exposure=0.0, zlib=0.0, random_loss=5.0, drop=None):
             for attack in attacks:
                 leaked = leaks.get(attack, 0) if role == "unlearned" else N * knows
                 add("forgotten", person, attack, "exact_match", person < leaked)
-                if attack == "lens":  # another layer of each model
+                if attack == "lens":  # rows of before: one layer of each model
                     add("forgotten", person, attack, "layer", {"o": 3, "u": 2}.get(digest, 1))
             share = 1.0 if knows else leaks.get("sampled", 0.0) * (role == "unlearned")
             add("forgotten", person, "sampled/k-4", "leak_probability", share)
@@ -112,7 +115,7 @@ def test_a_clean_erasure_still_passes_with_a_repertoire():
     [
         ({"leaks": {"asked/prefix": 40}}, "asked/prefix"),
         ({"leaks": {"quantised/int-4": 40}}, "quantised/int-4"),
-        ({"leaks": {"lens": 40}}, "lens"),
+        ({"leaks": {"lens/layer-2": 40}}, "lens"),
         ({"leaks": {"restored/partial/lr-0.01/step-10": 40}}, "restored/partial"),
         ({"leaks": {"sampled": 0.4}}, "sampled/k-4"),
         ({"exposure": 4.0}, "exposure"),
@@ -129,7 +132,33 @@ def test_a_leak_under_any_secondary_attack_fails(changes, name):
     if name == "restored/partial":
         assert leaking.best == "restored/partial/lr-0.01/step-10"
     if name == "lens":
-        assert leaking.best == "layer 2"
+        assert leaking.best == "lens/layer-2"
+
+
+def test_layers_are_budgets_of_one_attack():
+    """More layers make no more endpoints and need no rows of chosen layers; a layer that was left out is refused; rows of before are read as they were."""
+    deep = tuple(f"lens/layer-{n}" for n in range(1, 8))
+    few, many = (verdict_from_rows(facts({"lens/layer-2": 40}, layers=one), plan_of()) for one in (LAYERS, deep))  # fmt: skip
+    assert few.secondary == many.secondary
+    with pytest.raises(RowsError, match="the same questions for every model under lens/layer-2"):
+        verdict_from_rows(facts(drop=("unlearned", "lens/layer-2")), plan_of())
+    (leaking,) = [one for one in verdict_from_rows(facts({"lens": 40}, layers=("lens",)), plan_of()).secondary if one.leaks]  # fmt: skip
+    assert leaking.best == "layer 2"
+
+
+def test_an_ensemble_may_have_lost_a_constituent_but_no_layer():
+    """A shard that lost its last record has no model to read; a constituent that is there is read in every layer."""
+    parts = tuple(f"lens/constituent-{k}/layer-{n}" for k in (1, 2) for n in (1, 2))
+    table = facts(layers=parts)
+
+    def without(*attacks):
+        lost = [m == "unlearned" and a in attacks for m, a in zip(table["model"].to_pylist(), table["attack"].to_pylist(), strict=True)]  # fmt: skip
+        return verdict_from_rows(table.filter([not one for one in lost]), plan_of())
+
+    assert without().secondary == without(*parts[2:]).secondary
+    for attacks in (parts[3:], parts):
+        with pytest.raises(RowsError):
+            without(*attacks)
 
 
 def test_holm_guards_against_many_attacks():

@@ -28,8 +28,8 @@ def depths(audits: Audits) -> dict[str, tuple[float, list[float]]]:
     probes = [
         p for p in audits.material.trained if p.record_id not in audits.material.questions.public
     ]
-    batches = sites(probes)
     original = audits.model("original")
+    batches = sites(probes, original)
     gold_LN = patch_drops(original, batches, states(audits.model(audits.golds[0]), batches))
     found = {}
     for name in ("original", audits.golds[0], *audits.study.profile.methods):
