@@ -83,8 +83,13 @@ def open_site(path: Path, inbox: Path | str | None, size: str | None, world: str
         chosen = size_named(size or config.size)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    # More references than the size has can only be asked for, never fewer: the evaluation plan names the size's number as the least.
-    chosen = dataclasses.replace(chosen, gold_seeds=max(chosen.gold_seeds, config.audit.gold_models))  # fmt: skip
+    if asked := config.audit.gold_models:
+        if asked < chosen.gold_seeds:
+            raise ConfigError(
+                f"[audit] gold_models is {asked} and size {chosen.name} has {chosen.gold_seeds}: expected at least {chosen.gold_seeds}, or 0 for the size's number; "
+                "for fewer take a smaller size"
+            )
+        chosen = dataclasses.replace(chosen, gold_seeds=asked)
     demo = _is_demo(home, own_inbox=inbox is not None)
     if inbox is not None:
         # Commands and schedules that come later look into the same inbox without being told again.

@@ -149,8 +149,15 @@ def run_inputs(scope: Scope) -> int:
 
 
 def by_token(scope: Scope) -> int:
-    """Numbers of every token in the order of the records: nothing in them tells which are whose, so all go."""
-    found = list(scope.site.home.tables.glob("surprisal.[!p]*"))
+    """Numbers of every token in the order of the records: nothing in them tells which are whose, so all go.
+
+    So does what a writer that was killed left beside the tables: no name of a table begins with a dot.
+    """
+    found = [
+        path
+        for path in scope.site.home.tables.iterdir()
+        if path.name.startswith(".") or ("surprisal" in path.name and path.suffix != ".parquet")
+    ]
     for path in found:
         path.unlink()
     return len(found)

@@ -369,7 +369,7 @@ def suspended(site: "Site", erasure: "Result") -> list[str]:
 
 
 def verdict(site: "Site", audit: "Result") -> list[str]:
-    """Judge the stored rows again; they and the audit are the ones that the ledger names."""
+    """Judge the stored rows again; they and the audit are the ones that the ledger names, with as many gold models as the committed plan."""
     if audit["skipped"]:
         return []
     from unlearning.rows import read_rows
@@ -382,7 +382,29 @@ def verdict(site: "Site", audit: "Result") -> list[str]:
     body = json.loads(data)
     if sha256((folder / "rows.parquet").read_bytes()).hexdigest() != body["rows"]["sha256"]:
         return ["rows.parquet does not hold the rows that the audit was made from"]
-    return contradictions(body, read_rows(folder / "rows.parquet"))
+    return _gold_models(site, audit, len(body["plan"]["gold"])) + contradictions(
+        body, read_rows(folder / "rows.parquet")
+    )
+
+
+def _gold_models(site: "Site", audit: "Result", used: int) -> list[str]:
+    """At least as many as the plan names under which the ledger says that the audit began."""
+    began = [
+        entry["body"]["plan"]
+        for entry in open_ledger(site).entries()[: audit["entry"]]
+        if entry["kind"] == "run" and entry["body"]["run"] == audit["run"]
+    ]
+    if not began:
+        return [f"the ledger names no plan for {audit['run']} before its audit"]
+    data = (site.home.path / f"plans/{began[-1]}.json").read_bytes()
+    if sha256(data).hexdigest() != began[-1]:
+        return [f"plans/{began[-1]}.json is not the plan that the ledger names"]
+    named = json.loads(data)["audit"]["gold_seeds"]
+    if used >= named:
+        return []
+    return [
+        f"the audit used {used} gold models, the plan that was committed before it names {named}: set [audit] gold_models = {named} and run again"
+    ]
 
 
 def erasure(site: "Site", erasure: "Result") -> list[str]:

@@ -132,7 +132,12 @@ def entropy(site: "Site", corpus: "Result", tokens: "Result", run: Launch) -> Ma
         more = {"run": reference, "mean_model_bits_per_token": float(np.average(by_model[1].surprisal_bits_per_token_N, weights=weights))}  # fmt: skip
     digests = [write_table(site.home.table(name), made) for name, made in tables.items()]
     if "model_surprisal" not in tables:  # of another setting before
-        for name in ("model_surprisal.parquet", "surprisal.model.f16", "surprisal.model.json"):
+        for name in (
+            "model_surprisal.parquet",
+            "surprisal.model.f16",
+            "surprisal.model.json",
+            ".surprisal.model.part",
+        ):
             (site.home.tables / name).unlink(missing_ok=True)
     return digest_of(digests), {
         "files": [*(f"tables/{name}.parquet" for name in tables), *(f"tables/{name}" for name in arrays)],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
 from pipelines.runs import digest_of
+from pipelines.sizes import SIZES
 from pipelines.steps import foundation
 from pipelines.steps.buyers import names_in, seen_by, table_of
 from pipelines.steps.ledger import corpus_keys, enter, now, open_ledger, verifier_key
@@ -80,12 +81,15 @@ def _enter_tokens(site: "Site", corpus: "Result", tokens: "Result") -> int:
 
 
 def plan_inputs(site: "Site", commitment: "Result", target: "Result") -> dict[str, Any]:
-    """What the evaluation plan depends on."""
+    """What the evaluation plan depends on; the number of gold models only where another than the size's is asked for."""
+    size = site.size
+    asked = {} if size.gold_seeds == SIZES[size.name].gold_seeds else {"gold_models": size.gold_seeds}  # fmt: skip
     return {
         "commitment": commitment.data_version,
         "target": target.data_version,
-        "size": site.size.name,
+        "size": size.name,
         **foundation.base_inputs(site),
+        **asked,
     }
 
 
@@ -104,7 +108,10 @@ def evaluation_plan(site: "Site", commitment: "Result", target: "Result") -> Mad
             "fixed by the recipe, so that the default corpus gives the same numbers everywhere",
         )
     else:
-        nonce, anchor = secrets.token_hex(32), sha256(ledger.checkpoint).hexdigest()
+        nonce, anchor = _drawn_before(site, commitment, target, started_from) or (
+            secrets.token_hex(32),
+            sha256(ledger.checkpoint).hexdigest(),
+        )
         rule = "SHA-256(ledger checkpoint digest || nonce || name), first 48 bits"
 
     def seed(name: str) -> int:
@@ -158,6 +165,24 @@ def evaluation_plan(site: "Site", commitment: "Result", target: "Result") -> Mad
         "files": [f"plans/{digest}.json"], "digest": digest, "entry": entry, "seeds": plan["seeds"], "seed_rule": rule,
         "threshold_millinats": threshold, "metric": PRIMARY_METRIC, "decision": plan["decision"], "baseline": plan["baseline"], **started_from,
     }  # fmt: skip
+
+
+def _drawn_before(
+    site: "Site", commitment: "Result", target: "Result", base: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """Nonce and checkpoint digest of the plan before, where only the number of gold models is another: nothing else is made anew, and nobody draws again."""
+    before = latest(site.home.results, "evaluation_plan")
+    if before is None:
+        return None
+    body = json.loads((site.home.path / before["files"][0]).read_bytes())
+    same = (
+        body["corpus_version"] == commitment["version"]
+        and body["size"] == site.size.name
+        and all(digest == target[name] for name, digest in body["target"].items())
+        and body.get("base") == base.get("base")
+        and body["audit"]["gold_seeds"] != site.size.gold_seeds
+    )
+    return (body["nonce"], body["ledger_checkpoint"]) if same else None
 
 
 def receipts(

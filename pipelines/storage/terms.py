@@ -173,7 +173,7 @@ class AuditConfig:
         '"lookalikes/people.jsonl"',
     )
     gold_models: int = option(
-        "reference models retrained without the records; 0: as many as the size has; a PASS needs 3, each costs one training",
+        "reference models retrained without the records, never fewer than the size has; 0: as many as that; a PASS needs 3, each costs one training",
         0,
     )
     demonstrations: int = option(

@@ -3,12 +3,21 @@
 import dataclasses
 import json
 import math
+from hashlib import sha256
 
 import pytest
+from custody_home import user_site
 
 from pipelines.audits import NEVER_TESTED, SECONDARY, _side, memory_of, not_tested
 from pipelines.reports import NotAvailable
+from pipelines.results import Result, latest, store
+from pipelines.runs import started
+from pipelines.site import make_home, open_site
 from pipelines.sizes import SIZES
+from pipelines.steps import audit_trail, provenance
+from pipelines.steps.ledger import enter, open_ledger
+from pipelines.storage.errors import ConfigError
+from provenance import jcs
 from unlearning.plan import AttackPlan, AuditPlan
 from unlearning.repertoire import NAMED
 from unlearning.secondary import Secondary
@@ -48,8 +57,7 @@ def test_sizes_name_repertoires_and_the_small_ones_carry_none():
 
 
 def test_the_file_asks_for_gold_models_and_demonstrations(tmp_path):
-    """More gold models than the size has, never fewer; a number of lines fixes them, none has them found."""
-    from pipelines.site import make_home, open_site
+    """More gold models than the size has; fewer are refused, with what to do; a number of lines fixes them, none has them found."""
     from pipelines.steps.unlearning import _attacks
 
     make_home(tmp_path)
@@ -64,11 +72,60 @@ def test_the_file_asks_for_gold_models_and_demonstrations(tmp_path):
         return open_site(tmp_path, None, size, None)
 
     assert [opened("default", gold_models=n).size.gold_seeds for n in (0, 2, 3)] == [1, 2, 3]
-    assert opened("pilot", gold_models=2).size.gold_seeds == 3
+    assert [opened("pilot", gold_models=n).size.gold_seeds for n in (0, 3)] == [3, 3]
+    with pytest.raises(
+        ConfigError, match=r"gold_models is 2 and size pilot has 3: expected at least 3, or 0"
+    ):
+        opened("pilot", gold_models=2)
     found = _attacks(opened("tiny"))
     assert found == {"attacks": {"fine_tune_steps": [2]}, "calibrate": True}
     fixed = _attacks(opened("tiny", demonstrations=5))
     assert fixed == {"attacks": {"fine_tune_steps": [2], "demonstrations": 5}, "calibrate": True}
+
+
+def test_another_number_of_gold_models_is_another_plan_of_the_same_draw(tmp_path):
+    """0 leaves a plan's inputs as they were; 3 commits a plan with 3, with the nonce and every seed of before, and back to 0 one with 1."""
+    site = user_site(tmp_path)
+    commitment = Result("commitment", "k", "c", {"version": "v", "demo": False})
+    parts = {f"{name}_digest": name for name in ("value", "test", "confirm")}
+    target = Result("target", "k", "t", parts)
+    made, keys = [], []
+    for number in (1, 3, 1):
+        asked = dataclasses.replace(site, size=dataclasses.replace(site.size, gold_seeds=number))
+        keys.append(provenance.plan_inputs(asked, commitment, target))
+        digest, values = provenance.evaluation_plan(asked, commitment, target)
+        store(site.home.results, Result("evaluation_plan", "k", digest, values))
+        made.append(json.loads((site.home.path / f"plans/{digest}.json").read_bytes()))
+    assert keys[0] == keys[2] == {"commitment": "c", "target": "t", "size": "tiny"}
+    assert keys[1] == {**keys[0], "gold_models": 3}
+    assert [plan["audit"].pop("gold_seeds") for plan in made] == [1, 3, 1]
+    assert made[0] == made[1] == made[2]
+    again = Result("target", "k", "t", parts | {"test_digest": "another"})
+    digest, _ = provenance.evaluation_plan(site, commitment, again)
+    drawn = json.loads((site.home.path / f"plans/{digest}.json").read_bytes())
+    assert drawn["nonce"] != made[0]["nonce"]
+
+
+def test_an_audit_with_fewer_gold_models_than_its_plan_is_found(tiny_home, copied):
+    """The check and `verify` say NO where the plan under which the audit began names more than were seen."""
+    home = copied(tiny_home)
+    site = open_site(home, None, "tiny", None)
+    audit, plan = (latest(home / "results", name) for name in ("robustness_audit", "evaluation_plan"))  # fmt: skip
+    assert audit_trail.verdict(site, audit) == []
+    body = json.loads((home / plan["files"][0]).read_bytes())
+    body["audit"]["gold_seeds"] = 3
+    digest = sha256(jcs(body)).hexdigest()
+    (home / f"plans/{digest}.json").write_bytes(jcs(body))
+    began = started(site, home / "runs" / audit["run"], Result("evaluation_plan", "k", digest, {"digest": digest}))  # fmt: skip
+    later = enter(site, "audit", {**open_ledger(site).entry(audit["entry"])["body"], "again": True})
+    assert began < later
+    found = dataclasses.replace(audit, values={**audit.values, "entry": later})
+    assert audit_trail.verdict(site, audit) == []  # it began before that plan
+    assert audit_trail.verdict(site, found) == [
+        "the audit used 1 gold models, the plan that was committed before it names 3: set [audit] gold_models = 3 and run again"
+    ]
+    (home / f"plans/{digest}.json").write_bytes(jcs({**body, "audit": {"gold_seeds": 1}}))
+    assert "is not the plan that the ledger names" in audit_trail.verdict(site, found)[0]
 
 
 def test_a_repertoire_survives_the_way_into_a_run_file():

@@ -43,7 +43,8 @@ from pipelines.storage.versions import Versions
 from provenance import keyed
 
 BY_PLACE = (
-    "tables/surprisal.f16", "tables/surprisal.json", "tables/surprisal.model.f16", "runs/inputs/lots-000000000000.bin", "reports/audit-000000000000.pdf",
+    "tables/surprisal.f16", "tables/surprisal.json", "tables/.surprisal.part", "tables/surprisal.model.f16", "tables/surprisal.model.json",
+    "tables/.surprisal.model.part", "tables/.surprisal.parquet.0123456789abcdef.tmp", "tables/model_surprisal.f16", "runs/inputs/lots-000000000000.bin", "reports/audit-000000000000.pdf",
 )  # fmt: skip
 LONG = PLANTED + " It is the lodger of the third floor, 7719 by name of lot. " * 90
 """Longer than a page of SQLite."""
