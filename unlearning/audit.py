@@ -133,10 +133,8 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
 
     extra = run.config.extra
     scale = Scale.from_json(extra["engineering"]) if "engineering" in extra else None
-    if type(calibrate := extra.get("calibrate", False)) is not bool:
-        raise PlanError(f"expected calibrate as true or false, got {calibrate!r}")
     inputs = read_inputs(run, directory)
-    if calibrate:
+    if extra.get("calibrate"):
         inputs = _calibrated(run, directory, inputs)
     _write_plan(directory, inputs.plan)
     material = prepare(
@@ -181,6 +179,9 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
     missing, unknown = sorted(set(_REQUIRED) - set(extra)), sorted(set(extra) - _KNOWN)
     if missing or unknown:
         raise PlanError(f"settings of an audit: missing {missing}, unknown {unknown}")
+    for name in ("calibrate", "derived_subgroups"):
+        if type(value := extra.get(name, False)) is not bool:
+            raise PlanError(f"expected {name} as true or false, got {value!r}")
     forgotten, key = read_sealed(extra["sealed"], directory)
     retained = read_records(directory / _file(extra, "retained"))
     lookalikes = (
