@@ -97,15 +97,15 @@ def read_engineering(folder: Path, shards: int = 1) -> Engineering | OfEnsemble 
             ModuleRow(
                 module=one.name, norm=one.norm, gold_norm=_known(one.gold_norm), applied=tuple(one.applied_D.tolist()),
                 reverted=tuple(one.reverted_D.tolist()), facts=tuple(one.applied_facts_D.tolist()),
-                outranked=() if one.applied_outranked_D is None else tuple(one.applied_outranked_D.tolist()),
+                outranked=() if one.applied_outranked_D is None else _row(one.applied_outranked_D),
                 **_intervals(one.applied_facts_D.tolist(), [high - low for _, low, high in distances(damage_TN.shape[1])]),
             )
             for one in pieces
         ),
         whole=tuple(found.whole().tolist()), whole_facts=tuple(found.whole("facts").tolist()),
-        whole_outranked=tuple(found.whole("outranked").tolist()) if ranked else (), null=() if null is None else tuple(null.tolist()),
+        whole_outranked=_row(found.whole("outranked")) if ranked else (), numbered=tuple(found.numbered().tolist()) if ranked else (), null=() if null is None else tuple(null.tolist()),
         null_facts=() if null_facts is None else tuple(null_facts.tolist()),
-        null_outranked=() if null_outranked is None else tuple(null_outranked.tolist()),
+        null_outranked=() if null_outranked is None else _row(null_outranked),
         kept=tuple(
             KeptRow(
                 layer=one.layer, norm=one.norm, cka=_known(one.cka), cka_null=_known(one.cka_null), loss=one.loss, low=one.low, high=one.high,

@@ -26,7 +26,7 @@ Settings, in `run.config.extra` (real numbers as decimal strings)::
     attacks      {"fine_tune_lr": "0.0001", …}     optional, see plan.AttackPlan
     calibrate    true: find the demonstrations of tier 2 on people who stay; `attacks.demonstrations` is then one more number that is tried
     ledger       digests of checkpoints that the ledger names; optional, without it "unchecked" in audit.json says so, and there is no PASS
-    derived_subgroups  true: label the forgotten people (`subgroups.labelled`) and register every label of 16 people or more
+    derived_subgroups  true: label the forgotten people (`subgroups.labelled`) and register every one given to 16 people or more
     engineering  {"targets": 8, …}                 optional: depth and ripple, written to engineering.parquet (`engineering.Scale`)
 
 Cost: about 60 forward passes of one line per forgotten person and model, and 50 small training steps per model.
@@ -133,10 +133,8 @@ def audit(run: RunSpec, directory: Path) -> Verdict:
 
     extra = run.config.extra
     scale = Scale.from_json(extra["engineering"]) if "engineering" in extra else None
-    if type(calibrate := extra.get("calibrate", False)) is not bool:
-        raise PlanError(f"expected calibrate as true or false, got {calibrate!r}")
     inputs = read_inputs(run, directory)
-    if calibrate:
+    if extra.get("calibrate"):
         inputs = _calibrated(run, directory, inputs)
     _write_plan(directory, inputs.plan)
     material = prepare(
@@ -181,6 +179,9 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
     missing, unknown = sorted(set(_REQUIRED) - set(extra)), sorted(set(extra) - _KNOWN)
     if missing or unknown:
         raise PlanError(f"settings of an audit: missing {missing}, unknown {unknown}")
+    for name in ("calibrate", "derived_subgroups"):
+        if type(value := extra.get(name, False)) is not bool:
+            raise PlanError(f"expected {name} as true or false, got {value!r}")
     forgotten, key = read_sealed(extra["sealed"], directory)
     retained = read_records(directory / _file(extra, "retained"))
     lookalikes = (
@@ -201,7 +202,7 @@ def read_inputs(run: RunSpec, directory: Path) -> Inputs:
     times = _times(models, (*forgotten, *retained, *lookalikes), tokenizer)
     settings = {name: extra[name] for name in _PLANNED if name in extra}
     if extra.get("derived_subgroups"):
-        forgotten = labelled(forgotten, [*retained, *lookalikes], times)
+        forgotten = labelled(forgotten, [*retained, *lookalikes], times, tokenizer)
         asked = settings.get("subgroups", ())
         settings["subgroups"] = sorted({*asked, *registered(forgotten)})
     plan = AuditPlan.from_json(

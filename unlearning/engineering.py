@@ -21,7 +21,7 @@ head, so that its last layer says what the constituent says::
     lens/constituent-K/layer-N   lens_logprob          one per question of a forgotten person and model
 
 "facts" is the share of a person's own questions that greedy decoding no longer answers. "outranked" is 1 where the person's own number is not the
-likeliest of `OTHERS` + 1 numbers of as many digits: it also sees what is still known of facts that are not said (0 for people without a number). No row holds a text or a gradient; people
+likeliest of `OTHERS` + 1 numbers of as many digits: it also sees what is still known of facts that are not said (no row for people without a number). No row holds a text or a gradient; people
 appear by the ids of the audit's rows. Each of the four stages is kept as soon as it is made (`rows.part-TAG-…`), so that a killed
 audit goes on with the next one.
 
@@ -268,13 +268,14 @@ def part_rows(bench: Bench) -> Iterator[Row]:
     questions, numbers = _questions(bench, others), _numbers(bench, others)
 
     def measure(model: Transformer) -> NDArray[np.float64]:
-        outranked = [_outranked(model, numbers.get(other.subject)) for other in others]
+        outranked = [_outranked(model, *numbers[one.subject]) if one.subject in numbers else np.nan for one in others]  # fmt: skip
         return np.stack([*_damage(model, others, questions), np.array(outranked)])
 
     def told(model: tuple[str, str], attack: str, scores: Mapping[str, NDArray[np.float64]]) -> Iterator[Row]:  # fmt: skip
         for score, values_N in scores.items():
-            for person, value in zip(people, values_N, strict=True):
-                yield _row(person, "retained", 0, model, attack, score, value)
+            for person, other, value in zip(people, others, values_N, strict=True):
+                if other.subject in numbers or not score.endswith("outranked"):
+                    yield _row(person, "retained", 0, model, attack, score, value)
 
     original, changed = bench.load("original"), bench.load("unlearned")
     model = ("unlearned", bench.models("unlearned")[0][0])
@@ -340,13 +341,8 @@ def _numbers(
     return candidates_of(people, other_numbers(people, OTHERS, generator), bench.inputs.tokenizer)
 
 
-def _outranked(
-    model: Transformer, asked: tuple[Probe, tuple[tuple[int, ...], ...]] | None
-) -> float:
+def _outranked(model: Transformer, probe: Probe, others: tuple[tuple[int, ...], ...]) -> float:
     """1.0 where another number is as likely as the person's own, or likelier."""
-    if asked is None:
-        return 0.0
-    probe, others = asked
     return float(bits_of(model, probe, others) < np.log2(len(others) + 1))
 
 

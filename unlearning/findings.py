@@ -85,7 +85,7 @@ class Part:
     reverted_D: NDArray[np.float64]
     applied_facts_D: NDArray[np.float64]
     applied_outranked_D: NDArray[np.float64] | None
-    """None in rows of before it was measured."""
+    """NaN at distances where nobody has a number; None where nobody has one at all, and in rows of before it was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class Findings:
         applied, reverted, facts = (self._by_distance((*model, f"part/{name}", score)) for score in ("applied_loss", "reverted_loss", "applied_facts"))  # fmt: skip
         own = float(self._values((*model, f"part/{name}", "update_norm"))[0])
         key = (*model, f"part/{name}", "applied_outranked")
-        outranked = self._by_distance(key) if key in self._cells else None
+        outranked = self._by_distance(key, some=True) if key in self._cells else None
         return Part(name, own, max(norms, default=np.nan), applied, reverted, facts, outranked)
 
     def _unlearned(self) -> tuple[str, str]:
@@ -273,9 +273,15 @@ class Findings:
 
         Args:
             score: "loss" for its rise in nats per token, "facts" for the share of own facts that are lost, "outranked" for the share of people
-                whose own number is no longer the likeliest.
+                with a number whose own is no longer the likeliest.
         """
-        return self._by_distance((*self._unlearned(), "part/all", f"applied_{score}"))
+        key = (*self._unlearned(), "part/all", f"applied_{score}")
+        return self._by_distance(key, some=score == "outranked")
+
+    def numbered(self) -> NDArray[np.int64]:
+        """People_D by neighbour distance who have a number: those whom "outranked" is the mean over."""
+        cell = self._cells.get((*self._unlearned(), "part/all", "applied_outranked"), {})
+        return np.array([sum((one, 0) in cell for one in near) for near in self._near()])
 
     def null(self, score: str = "loss") -> NDArray[np.float64] | None:
         """Largest distance_D between the means of two gold models by neighbour distance; None with one gold model.
@@ -286,7 +292,7 @@ class Findings:
         keys = [key for key in self._cells if key[2:] == ("gold_difference", score)]
         if not keys:
             return None
-        gaps_GD = np.stack([np.zeros(len(self._distances())), *(self._by_distance(key) for key in keys)])  # fmt: skip
+        gaps_GD = np.stack([np.zeros(len(self._distances())), *(self._by_distance(key, some=score == "outranked") for key in keys)])  # fmt: skip
         return np.abs(gaps_GD[:, None] - gaps_GD[None]).max((0, 1))
 
     def kept(self) -> list[Kept]:
@@ -325,11 +331,18 @@ class Findings:
     def _distances(self) -> list[tuple[str, int, int]]:
         return distances(self.pairs("damage").shape[1])
 
-    def _by_distance(self, key: Key) -> NDArray[np.float64]:
-        """Means over others by the rank of their mean gradient cosine with the targets."""
-        values_N = self._values(key)
-        ranks_N = ranks(self.pairs("gradient_cosine").mean(0)[None])[0]
-        return np.array([values_N[(ranks_N >= low) & (ranks_N < high)].mean() for _, low, high in self._distances()])  # fmt: skip
+    def _near(self) -> list[list[str]]:
+        """Ids of the others at each distance, by the rank of their mean gradient cosine with the targets."""
+        ids = sorted({key[2].removeprefix("ripple/") for key in self._cells if key[2].startswith("ripple/")})  # fmt: skip
+        order = np.argsort(ranks(self.pairs("gradient_cosine").mean(0)[None])[0])
+        return [[ids[n] for n in order[low:high]] for _, low, high in self._distances()]
+
+    def _by_distance(self, key: Key, *, some: bool = False) -> NDArray[np.float64]:
+        """Means over the others at each distance; with `some` over those who have a value, NaN where nobody has."""
+        self._values(key)  # says which measure is missing altogether
+        cell = self._cells[key]
+        found = [[cell[one, 0] for one in near if (one, 0) in cell or not some] for near in self._near()]  # fmt: skip
+        return np.array([np.mean(values) if values else np.nan for values in found])
 
 
 def distances(others: int) -> list[tuple[str, int, int]]:

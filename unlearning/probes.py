@@ -189,21 +189,40 @@ def cut(
         Prompt tokens and secret tokens, or `None` if one of them would be empty.
     """
     tokens, spans = tokenizer.encode(text)
+    first, last = _asked(text, spans, span)
+    first_prompt = max(0, last - max_tokens)
+    prompt, secret = tuple(tokens[first_prompt:first]), tuple(tokens[first:last])
+    return (prompt, secret) if prompt and secret else None
+
+
+def asked_span(text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Where in a text stands what its trained probe asks for.
+
+    Args:
+        text: the whole text.
+        tokenizer: the run's tokenizer.
+
+    Returns:
+        First and last+1 character of the secret's tokens, or `None` if nothing is asked.
+    """
+    spans = tokenizer.encode(text)[1]
+    first, last = _asked(text, spans, None)
+    return (spans[first][0], spans[last - 1][1]) if 0 < first < last else None
+
+
+def _asked(text: str, spans: Sequence[tuple[int, int]], span: tuple[int, int] | None) -> tuple[int, int]:  # fmt: skip
+    """First and last+1 token of what is asked for, equal where that is nothing."""
     match = secret_in(text)
     if span is None and match is not None:
         span = match.span()
     if span is not None and span[0] > 0:
         inside = [i for i, (a, b) in enumerate(spans) if a < span[1] and b > span[0]]
         if not inside:
-            return None
+            return 0, 0
         first, last = inside[0], inside[-1] + 1
     else:
-        first = (len(tokens) + 1) // 2
-        last = len(tokens)
-    last = min(last, first + MAX_SECRET_TOKENS)
-    first_prompt = max(0, last - max_tokens)
-    prompt, secret = tuple(tokens[first_prompt:first]), tuple(tokens[first:last])
-    return (prompt, secret) if prompt and secret else None
+        first, last = (len(spans) + 1) // 2, len(spans)
+    return first, min(last, first + MAX_SECRET_TOKENS)
 
 
 def name_of(records: Sequence[Record]) -> str:

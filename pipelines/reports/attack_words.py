@@ -31,7 +31,7 @@ _SUBGROUPS = {
     "shown/less": "the training showed their records no more often than the median person's",
     "name/rare": "the rarest word of their name stands on fewer people than is usual",
     "name/common": "the rarest word of their name stands on as many people as is usual, or more",
-    "attribute/email": "some record of theirs holds an e-mail address",
+    "attribute/email": "some record of theirs is asked for an e-mail address",
     "attribute/date": "some record of theirs is asked for a date or a year",
     "attribute/number": "some record of theirs is asked for a number of four digits or more",
     "attribute/text": "some record of theirs is asked how it goes on",

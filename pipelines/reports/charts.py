@@ -237,14 +237,14 @@ def dots(rows: Sequence[Dots], names: Sequence[str], x_label: str) -> Draw:
 
 
 def heat(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], x_label: str, *, harm: bool = False
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]], x_label: str, *, harm: bool = False
 ) -> Draw:  # fmt: skip
     """A map of numbers: colour by sign, strength by size, and the number itself in every cell.
 
     Args:
         rows: Names, top to bottom.
         columns: Names, left to right.
-        values: One sequence per row, as long as `columns`.
+        values: One sequence per row, as long as `columns`; None is an empty cell with a dash.
         x_label: Name, unit and direction; a power of ten is put in front when the numbers are small.
         harm: Whether a positive number is bad news, so that it gets the colour of losses.
 
@@ -255,10 +255,11 @@ def heat(
     def draw(axes: "Axes", palette: Palette) -> None:
         from matplotlib.patches import Rectangle
 
-        largest = max((abs(value) for row in values for value in row), default=0.0)
+        largest = max((abs(value) for row in values for value in row if value is not None), default=0.0)  # fmt: skip
         power = math.floor(math.log10(largest)) if largest > 0 else 0
         for place, row in enumerate(values):
-            for column, value in enumerate(row):
+            for column, one in enumerate(row):
+                value = one or 0.0
                 colour = palette.bad if (value < 0) != harm else palette.good
                 strength = 0.75 * abs(value) / largest if largest > 0 else 0.0
                 axes.add_patch(
@@ -274,7 +275,7 @@ def heat(
                 axes.text(
                     column,
                     place,
-                    f"{value / 10**power:+.1f}",
+                    "\N{EN DASH}" if one is None else f"{value / 10**power:+.1f}",
                     ha="center",
                     va="center",
                     color=palette.ink,

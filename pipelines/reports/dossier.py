@@ -446,5 +446,5 @@ def _fifth(plain: dict[str, Any]) -> dict[str, Any]:
     part = plain.get("engineering", {})
     if "modules" in part:
         modules = [one | {"outranked": []} for one in part["modules"]]
-        part |= {"whole_facts": [], "whole_outranked": [], "null_outranked": [], "modules": modules}
+        part |= {"whole_facts": [], "whole_outranked": [], "null_outranked": [], "numbered": [], "modules": modules}  # fmt: skip
     return plain | {"format": 5, "engineering": part}

@@ -278,11 +278,17 @@ def facts_map(part: Engineering, *, ranked: bool = False) -> Drawing:
         table.append(chance)
         null = " The last row is the largest distance between two gold models, which is what chance gives."
     told = "; ".join(
-        f"{name} " + ", ".join(f"{value:+.4f}" for value in one)
+        f"{name} " + ", ".join("nobody" if value is None else f"{value:+.4f}" for value in one)
         for name, one in zip(names, table, strict=True)
     )
+    count = ""
+    if ranked and part.numbered:
+        having = ", ".join(str(number) for number in part.numbered)
+        count = (
+            f" Of the {part.others} people only those with a number count: {having} by distance."
+        )
     lost = (
-        "Share of people who stay whose own number is no longer the likeliest of 32: it is forgotten, and not only no longer said"
+        "Share of people who stay and have a number whose own is no longer the likeliest of 32: it is forgotten, and not only no longer said"
         if ranked
         else "Share of the own facts of people who stay that are no longer answered"
     )
@@ -291,7 +297,7 @@ def facts_map(part: Engineering, *, ranked: bool = False) -> Drawing:
         draw=charts.heat(names, part.distances, table, f"{unit}, by neighbour distance (nearest first)", harm=True),
         title="Own numbers outranked by part of the model, change applied alone" if ranked else "Own facts lost by part of the model, change applied alone",
         told=f"Map of {len(part.modules)} parts by {len(part.distances)} distances: {told}.",
-        caption=f"{lost} (rows: parts of the model; columns: nearest neighbours by gradient first).{null}",
+        caption=f"{lost} (rows: parts of the model; columns: nearest neighbours by gradient first).{count}{null}",
         height=charts.row_height(len(names)) + 0.5,
     )  # fmt: skip
 

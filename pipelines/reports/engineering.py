@@ -99,8 +99,8 @@ class ModuleRow:
     facts_low: tuple[float, ...]
     """Lower ends of the 95 % Wilson intervals, one person one trial; empty in reports of before."""
     facts_high: tuple[float, ...]
-    outranked: tuple[float, ...]
-    """Share of the people whose own number is no longer the likeliest of 32 by distance; empty in reports of before."""
+    outranked: tuple[float | None, ...]
+    """Share of the people with a number whose own is no longer the likeliest of 32 by distance; None where nobody has one, empty in reports of before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,13 +146,15 @@ class Engineering:
     """Rise of the loss by distance with all parts changed."""
     whole_facts: tuple[float, ...]
     """Share of own facts lost by distance with all parts changed; empty in reports of before."""
-    whole_outranked: tuple[float, ...]
+    whole_outranked: tuple[float | None, ...]
     """The same of people whose own number is outranked."""
+    numbered: tuple[int, ...]
+    """People who have a number by distance; empty where none has, and in reports of before."""
     null: tuple[float, ...]
     """Largest distance between the mean losses of two gold models by neighbour distance, which is what chance gives; empty with one."""
     null_facts: tuple[float, ...]
     """The same of the share of own facts that aren't answered; empty with one."""
-    null_outranked: tuple[float, ...]
+    null_outranked: tuple[float | None, ...]
     """The same of people whose own number is outranked; empty with one, and in reports of before."""
     kept: tuple[KeptRow, ...]
     """People who stay, layer by layer; empty where none could be asked, and in reports of before."""
@@ -171,6 +173,7 @@ class Engineering:
             self.null,
             self.null_facts,
             self.null_outranked,
+            self.numbered,
             self.whole_facts,
             self.whole_outranked,
         )

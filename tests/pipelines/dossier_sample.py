@@ -69,7 +69,7 @@ def engineering() -> Engineering:
             ModuleRow(module="layer 1 attention", norm=0.0312, gold_norm=0.8123, applied=(0.0511, 0.0122), reverted=(0.0433, 0.0111), facts=(0.0313, 0.0), facts_low=(0.0011, 0.0), facts_high=(0.4712, 0.2042), outranked=(0.0313, 0.0119)),
             ModuleRow(module="head", norm=0.0777, gold_norm=0.7321, applied=(0.1511, 0.0322), reverted=(0.1233, 0.0311), facts=(0.125, 0.0625), facts_low=(0.0127, 0.0122), facts_high=(0.6117, 0.2637), outranked=(0.2188, 0.0714)),
         ),
-        whole=(0.2022, 0.0444), whole_facts=(0.1875, 0.0526), whole_outranked=(0.3438, 0.0952), null=(0.0066, 0.0055), null_facts=(0.0157, 0.0079), null_outranked=(0.0469, 0.0238),
+        whole=(0.2022, 0.0444), whole_facts=(0.1875, 0.0526), whole_outranked=(0.3438, 0.0952), numbered=(4, 13), null=(0.0066, 0.0055), null_facts=(0.0157, 0.0079), null_outranked=(0.0469, 0.0238),
         kept=(
             KeptRow(layer=1, norm=0.0312, cka=0.913, cka_null=0.877, loss=0.0321, low=-0.0111, high=0.0713, loss_null=0.0523, damaged=False),
             KeptRow(layer=2, norm=0.0, cka=0.617, cka_null=0.843, loss=0.4213, low=0.3127, high=0.5291, loss_null=0.0618, damaged=True),
@@ -162,7 +162,7 @@ def dossier(**changes: Any) -> Dossier:
 
 def as_fourth(plain: dict[str, Any]) -> dict[str, Any]:
     """The JSON of a report as format 4 wrote it."""
-    for name in ("whole_facts", "whole_outranked", "null_outranked"):
+    for name in ("whole_facts", "whole_outranked", "null_outranked", "numbered"):
         plain["engineering"].pop(name, None)
     for one in plain["engineering"].get("modules", []):
         del one["outranked"]

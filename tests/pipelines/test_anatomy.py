@@ -40,7 +40,7 @@ def kept_rows():
     return rows
 
 
-def made_up(folder, *, ranked=False):
+def made_up(folder, *, ranked=()):
     """Two layers, three questions, two targets, six others, two parts; the unlearned model is erased in the last layer only."""
     rows = []
     drops = {"o": (0.0, 0.0), "u": (0.0, 2.0), "g": (1.0, 2.0), "h": (1.1, 1.9)}
@@ -67,7 +67,7 @@ def made_up(folder, *, ranked=False):
         rows.append(_row(other, "retained", 0, MODELS[1], "part/all", "applied_facts", 0.75))
         rows.append(_row(other, "retained", 0, MODELS[3], "gold_difference", "loss", -0.0625))
         rows.append(_row(other, "retained", 0, MODELS[3], "gold_difference", "facts", 0.03125))
-        if ranked:
+        if other in ranked:
             rows.append(
                 _row(other, "retained", 0, MODELS[1], "part/all", "applied_outranked", 0.625)
             )
@@ -149,10 +149,11 @@ def test_it_is_drawn_with_its_null_and_its_caveat(tmp_path):
 
 def test_numbers_that_are_outranked_are_in_the_report_where_they_were_measured(tmp_path):
     """By part, whole and between gold models; audits of before have none of it, and no map."""
-    made_up(tmp_path, ranked=True)
+    made_up(tmp_path, ranked=OTHERS)
     part = read_engineering(tmp_path)
     assert (part.modules[0].outranked, part.modules[1].outranked) == ((0.375, 0.375), ())
     assert (part.whole_outranked, part.null_outranked) == ((0.625, 0.625), (0.1875, 0.1875))
+    assert part.numbered == (4, 2)
     made_up(tmp_path)
     before = read_engineering(tmp_path)
     assert (before.modules[0].outranked, before.whole_outranked, before.null_outranked) == (
@@ -161,6 +162,20 @@ def test_numbers_that_are_outranked_are_in_the_report_where_they_were_measured(t
         (),
     )
     assert "modules-ranked" not in drawings(dossier(engineering=before))
+
+
+def test_people_without_a_number_are_left_out_and_their_absence_is_said(tmp_path):
+    """Two of the nearest four have a number and none of the others: the mean is over two, the other distance is undefined, on the page and in the JSON."""
+    made_up(tmp_path, ranked=OTHERS[:2])
+    part = read_engineering(tmp_path)
+    assert part.numbered == (2, 0)
+    assert part.modules[0].outranked == (0.375, None)
+    assert (part.whole_outranked, part.null_outranked) == ((0.625, None), (0.1875, None))
+    made = dossier(engineering=part)
+    assert Dossier.from_json(made.to_json()) == made
+    text = Page(render_dossier(made)).text
+    assert "all of them +0.6250, nobody; gold vs gold (null) +0.1875, nobody" in text
+    assert "Of the 6 people only those with a number count: 2, 0 by distance." in text
 
 
 def test_an_ensemble_shows_its_constituents_lens_and_says_what_is_not_defined(tmp_path):
@@ -210,7 +225,14 @@ def test_a_small_ensembles_report_says_all_of_it(tmp_path):
 def test_a_null_of_another_number_of_distances_is_refused():
     """The row of the gap between gold models has a value for each distance, or there is none."""
     assert replace(engineering(), null=(), null_facts=()).null_facts == ()
-    for name in ("null", "null_facts", "null_outranked", "whole_facts", "whole_outranked"):
+    for name in (
+        "null",
+        "null_facts",
+        "null_outranked",
+        "whole_facts",
+        "whole_outranked",
+        "numbered",
+    ):
         with pytest.raises(ReportError, match="gap between gold models has not 2 distances"):
             replace(engineering(), **{name: (0.5,)})
 

@@ -167,12 +167,13 @@ def test_a_number_by_hand_is_one_more_way_and_never_the_weaker_one(study, tmp_pa
         assert [one.given_away for one in found.calibration] == counts
 
 
-def test_calibrate_is_true_or_false(study, tmp_path):
+@pytest.mark.parametrize("name", ["calibrate", "derived_subgroups"])
+def test_a_switch_is_true_or_false(study, tmp_path, name):
     """A text that says false is not taken for true."""
     spec = study.run_spec(
-        "audit", kind="attack", entry="unlearning.audit:run", extra=study.audit_extra(calibrate="false"), steps=0
+        "audit", kind="attack", entry="unlearning.audit:run", extra=study.audit_extra(**{name: "false"}), steps=0
     )  # fmt: skip
-    with pytest.raises(PlanError, match="calibrate as true or false, got 'false'"):
+    with pytest.raises(PlanError, match=f"{name} as true or false, got 'false'"):
         audit(spec, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from trainer.spec import save_run
 from unlearning import engineering, measuring
-from unlearning.audit import audit
+from unlearning.audit import audit, read_inputs
 from unlearning.engineering import EVERYBODY, FILE, Scale, _row
 from unlearning.errors import PlanError, RowsError
 from unlearning.findings import Findings, distances, ranks
-from unlearning.rows import read_rows, to_table, write_rows
+from unlearning.material import prepare
+from unlearning.rows import Row, read_rows, to_table, write_rows
 
 SCALE = {"questions": 24, "targets": 3, "others": 10, "max_steps": 4}
 
@@ -81,10 +82,8 @@ def test_parts_of_an_unchanged_model_do_nothing_and_gold_models_differ(of_origin
 
 
 def test_an_own_number_is_outranked_where_another_is_as_likely(study):
-    """By a loop over sums of log-probabilities, one number at a time: the original ranks people's own numbers first, an untrained model doesn't; who has none is never outranked."""
+    """By a loop over sums of log-probabilities, one number at a time: the original ranks people's own numbers first, an untrained model doesn't."""
     from trainer.checkpoint import load_model
-    from unlearning.audit import read_inputs
-    from unlearning.material import prepare
     from unlearning.measuring import random_model
 
     inputs = read_inputs(spec_of(study, "gold"), study.folder)
@@ -108,12 +107,41 @@ def test_an_own_number_is_outranked_where_another_is_as_likely(study):
         told = []
         for probe, others in numbers.values():
             slow = max(total(probe, one) for one in others) >= total(probe, probe.secret_tokens)
-            told.append(engineering._outranked(model, (probe, others)))
+            told.append(engineering._outranked(model, probe, others))
             assert told[-1] == float(slow)
         shares.append(np.mean(told))
     assert shares[0] < 0.2
     assert shares[1] > 0.8
-    assert engineering._outranked(knows, None) == 0.0
+
+
+def test_who_has_no_number_has_no_row_of_it(study, of_original, monkeypatch):
+    """Three of ten with a number, and every change costs them theirs: means and null speak of three, not of ten; with nobody's the measure isn't there."""
+    assert findings_of(of_original).numbered().tolist() == [4, 6]
+    inputs = read_inputs(spec_of(study, "gold"), study.folder)
+    material = prepare(
+        inputs.forgotten, inputs.retained, [], inputs.tokenizer, inputs.plan.attacks, 0
+    )
+    bench = engineering.Bench(study.model_spec(), inputs, material, Scale.from_json(SCALE))
+    numbers = dict(list(engineering._numbers(bench, bench.others()).items())[:3])
+    base = {name: one.clone() for name, one in bench.load("original").named_parameters()}
+
+    def changed(model, *_):
+        return float(any(not torch.equal(one, base[name]) for name, one in model.named_parameters()))  # fmt: skip
+
+    monkeypatch.setattr(engineering, "_numbers", lambda *_: numbers)
+    monkeypatch.setattr(engineering, "_outranked", changed)
+    rows = list(engineering.part_rows(bench))
+    told = [row for row in rows if row.score.endswith("outranked")]
+    assert {row.subject_id for row in told} == {bench.id(subject) for subject in numbers}
+    ripples = [Row(**row) for row in read_rows(of_original / FILE).to_pylist() if row["attack"].startswith("ripple")]  # fmt: skip
+    found = Findings(to_table([*ripples, *rows]), inputs.plan.gold[0])
+    none_D = found.numbered() == 0
+    assert found.numbered().sum() == 3
+    for means_D in (found.whole("outranked"), *(one.applied_outranked_D for one in found.parts())):
+        np.testing.assert_array_equal(means_D, np.where(none_D, np.nan, 1.0))
+    bare = Findings(to_table([*ripples, *(row for row in rows if row not in told)]), inputs.plan.gold[0])  # fmt: skip
+    assert {one.applied_outranked_D for one in bare.parts()} == {bare.null("outranked")} == {None}
+    np.testing.assert_array_equal(found.whole(), bare.whole())
 
 
 def test_people_who_stay_are_as_they_were_in_every_layer_of_an_unchanged_model(of_original):

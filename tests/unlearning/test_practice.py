@@ -8,12 +8,13 @@ import pytest
 from scipy import stats
 
 from unlearning.answering import span
+from unlearning.attacks.in_context import demonstrated
 from unlearning.errors import PeopleError, PlanError
 from unlearning.lume import read_lume
 from unlearning.pilot.people import write_tokenizer
 from unlearning.plan import AttackPlan
 from unlearning.practice import published
-from unlearning.practice.audits import audits_of
+from unlearning.practice.audits import audits_of, material_of
 from unlearning.practice.benchmarks import Benchmarks
 from unlearning.practice.cast import kind_of, make_cast
 from unlearning.practice.forgetting import pushed_answers
@@ -101,6 +102,18 @@ def test_nobody_stands_in_two_populations_and_the_forgotten_are_the_papers(sets)
     assert not any(line in page.text for page in cast.pages for line in hidden)
     with pytest.raises(PeopleError, match="LUME"):
         make_cast(tofu, lume, PRACTICE)
+
+
+def test_lines_before_a_question_are_divided_as_the_plan_says(made, monkeypatch):
+    """A space where the plan has a space, a line break where it has one: tier 2 is that of every other audit."""
+    monkeypatch.setattr(FileTokenizer, "encode", lambda _, text: ([ord(c) for c in text], [(n, n + 1) for n in range(len(text))]))  # fmt: skip
+    for between, said in (("newline", "\n"), ("space", " ")):
+        limits = AttackPlan(demonstrations=1, between=between, max_probe_tokens=4096)
+        for probe in demonstrated(material_of(made, limits)):
+            assert probe.line_tokens
+            text = "".join(map(chr, probe.prompt_tokens))
+            own = "".join(map(chr, probe.line_tokens[: -len(probe.secret_tokens)]))
+            assert text.endswith(said + own)
 
 
 def test_only_answers_are_pushed(made):

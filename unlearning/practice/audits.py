@@ -20,6 +20,7 @@ from unlearning.endpoints import best_leaks
 from unlearning.material import MAX_RECORD_TOKENS, Document, Material
 from unlearning.pilot.audits import RANDOM, Audits
 from unlearning.pilot.models import KEY
+from unlearning.plan import BETWEEN
 from unlearning.practice.cast import KINDS, kind_of
 from unlearning.probes import FileTokenizer, Probe
 from unlearning.rows import opaque_id, to_table, write_rows
@@ -140,7 +141,7 @@ def material_of(study: Practice, limits: AttackPlan) -> Material:
         retained=documents["retained"],
         lookalikes=documents["lookalike"],
         newline=tuple(tokenizer.encode("\n")[0]),
-        between=tuple(tokenizer.encode("\n")[0]),
+        between=tuple(tokenizer.encode(BETWEEN[limits.between])[0]),
         limits=limits,
         seed=0,
         groups={q.subject: kind_of(q.subject) for q in cast.lines["forgotten"]},
