@@ -7,8 +7,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.results import latest
+from pipelines.runs import versions_of
 from pipelines.steps import foundation, increments
-from pipelines.steps.buyers import names_in, seen_by, table_of
+from pipelines.steps.buyers import marked, names_in, seen_by, table_of
 from pipelines.steps.ledger import open_ledger
 from pipelines.steps.pricing import price_list
 from pipelines.steps.sale import gate
@@ -54,16 +55,16 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
         raise DisputeError("these values were made before errors contained the spread over seeds: dataworth run makes them anew; what was paid by them stays, corrections are entries of the ledger")  # fmt: skip
     part = 1 + names_in(valued).index(buyer) if buyer in names_in(valued) else 0
     valued, values = seen_by(valued, buyer), seen_by(values, buyer)
-    log = open_ledger(site)
-    findings = [_run(site, valued), _bank(site, valued, part)]
+    entries = _entries_of(site, valued, buyer)
+    own = min(entries, default=None)
+    findings = [_run(site, valued, own), _bank(site, valued, part)]
     finding, held = holdings(site, valued)
     findings.append(finding)
     if findings[1][1] and held is not None:
         table = pl.read_parquet(table_of(site, "values", buyer))
         findings.append(_values(site, valued, held, table, part))
     findings += _base(site, valued)
-    named = log.entry(values["entry"])["body"]["utilities"]
-    findings.append(("ledger", named == valued.data_version, f"entry {values['entry']} names the utilities {named[:16]}"))  # fmt: skip
+    findings.append(_ledger(site, entries, buyer))
     made = latest(site.home.results, "prices")
     prices = seen_by(made, buyer) if made else None
     found = price_list(site, values["unattributed_nano"], buyer)
@@ -80,15 +81,54 @@ def recompute(site: "Site", retrain: int = 0, buyer: str = "") -> list[Finding]:
     return findings
 
 
-def _run(site: "Site", valued: Any) -> Finding:
-    """Whether the run is the one that was entered before its first step: it names lots, target and seeds."""
+def _entries_of(site: "Site", valued: Any, buyer: str) -> dict[int, dict[str, Any]]:
+    """Place and content of the ledger's entries of these values, the first of them their own; a table that an erasure shortened has one more.
+
+    The result's word for the place is not asked: whoever writes results could name an entry of later.
+    """
+    path, mark = site.home.runs / valued["run"], marked(site, buyer).get("buyer")
+    made_by = versions_of(path) if (path / "run.json").exists() else None
+    found = {}
+    for index, entry in enumerate(open_ledger(site).entries()):
+        body = entry["body"]
+        if (
+            entry["kind"] == "values"
+            and (body.get("utilities"), body.get("buyer")) == (valued.data_version, mark)
+            and (made_by is None or body.get("versions", made_by) == made_by)
+        ):
+            found[index] = body
+    return found
+
+
+def _run(site: "Site", valued: Any, own: int | None) -> Finding:
+    """Whether the run is the one that was entered before its values were: it names lots, target and seeds."""
     path = site.home.runs / valued["run"] / "run.json"
     if not path.exists():
         raise DisputeError(f"the run {valued['run']} behind these values is gone, as after an erasure of what it saw: dataworth run values anew; what was paid stays")  # fmt: skip
     digest = sha256(path.read_bytes()).hexdigest()
-    entries = [entry for entry in open_ledger(site).entries() if entry["kind"] == "run" and entry["body"]["run"] == valued["run"]]  # fmt: skip
-    named = [entry["body"]["run_digest"] for entry in entries]
-    return ("run", digest in named, f"{valued['run']}, digest {digest[:16]}" + ("" if digest in named else f"; the ledger names {', '.join(one[:16] for one in named) or 'none'}"))  # fmt: skip
+    first: dict[str, int] = {}
+    for index, entry in enumerate(open_ledger(site).entries()):
+        if entry["kind"] == "run" and entry["body"]["run"] == valued["run"]:
+            first.setdefault(entry["body"]["run_digest"], index)
+    said, named = f"{valued['run']}, digest {digest[:16]}", [f"{one[:16]} in entry {index}" for one, index in first.items()]  # fmt: skip
+    if len(first) > 1:
+        return ("run", False, f"{said}; the ledger names several for this run and none of them counts: {', '.join(named)}")  # fmt: skip
+    if digest not in first:
+        return ("run", False, f"{said}; the ledger names {', '.join(named) or 'none'}")
+    if own is None or first[digest] > own:
+        where = "" if own is None else f", in entry {own}"
+        return ("run", False, f"{said}; entered in entry {first[digest]}, expected before its values were{where}: nothing says that it was there then")  # fmt: skip
+    return ("run", True, said)
+
+
+def _ledger(site: "Site", entries: dict[int, dict[str, Any]], buyer: str) -> Finding:
+    """Whether the ledger names the value table that is there."""
+    table = sha256(table_of(site, "values", buyer).read_bytes()).hexdigest()
+    named = [index for index, body in entries.items() if body["table"] == table]
+    if named:
+        return ("ledger", True, f"entry {named[0]} names the table {table[:16]} and the utilities {entries[named[0]]['utilities'][:16]}")  # fmt: skip
+    told = ", ".join(f"{body['table'][:16]} in entry {index}" for index, body in entries.items())
+    return ("ledger", False, f"the value table is {table[:16]}; of these utilities the ledger names {told or 'none'}")  # fmt: skip
 
 
 def holdings(site: "Site", valued: Any) -> "tuple[Finding, Holdings | None]":
