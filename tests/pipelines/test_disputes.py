@@ -14,6 +14,7 @@ from graph_commands import environment, ledger
 from pipelines.results import Result, latest, store
 from pipelines.runs import started
 from pipelines.site import Site, open_site
+from pipelines.steps import committed, pricing
 from pipelines.steps.ledger import enter
 
 
@@ -97,3 +98,160 @@ def test_a_value_table_that_the_ledger_does_not_name_is_said(ask, home: Path) ->
     said = ask(home, "dispute")
     assert said.code == 0, said.out
     assert f"entry {late} names the table {table[:16]}" in said.out
+
+
+# --- settings of then ------------------------------------------------------------------------------------------------
+
+
+def configured(home: Path, **changed: str) -> None:
+    """Set keys of dataworth.toml that stand in it, set or as an example."""
+    path = home / "dataworth.toml"
+    text = path.read_text()
+    for key, value in changed.items():
+        text, count = re.subn(rf"(?m)^(# )?{key} = .*$", f"{key} = {value}", text, count=1)
+        assert count == 1, key
+    path.write_text(text)
+
+
+def test_a_dispute_recomputes_under_the_settings_of_its_time(ask, home: Path) -> None:
+    """Another pool, floor, split, size and a buyer's licence in today's file change no finding; each is said in one line."""
+    before = ask(home, "dispute")
+    assert before.code == 0, before.out
+    assert "settings yes those of these values, digest" in before.out
+    assert "changed since" not in before.out
+    configured(home, pool_microunits="5", floor_microunits="3", split='"entity"')
+    with (home / "dataworth.toml").open("a") as file:
+        file.write('\n[owners.wilson]\nname = "Jane Doe"\nentity = "Acme"\n')
+    after = ask(home, "dispute", DATAWORTH_SIZE="small")
+    assert after.code == 0, after.out + after.err
+    (said,) = re.findall(r"settings changed since: (.*?) bank yes", after.out)
+    for one in (
+        "[pricing] pool_microunits 1000000000 → 5", "[pricing] floor_microunits 0 → 3", "[pricing] split first → entity",
+        "[owners.wilson] entity not set → Acme", "size tiny → small",
+    ):  # fmt: skip
+        assert one in said
+    kept = [path.read_text() for path in (home / "plans").glob("settings-*.json")]
+    assert kept
+    assert "Jane Doe" not in said + "".join(kept)
+    # No pool at all: the payout of then is disputed all the same.
+    configured(home, pool_microunits="0", split='"first"')
+    path = home / "dataworth.toml"
+    path.write_text(path.read_text().replace("pool_microunits = 0\n", ""))
+    said = ask(home, "dispute")
+    assert said.code == 0, said.out + said.err
+    assert "pool_microunits 1000000000 → not set" in said.out
+    assert "prices yes" in said.out
+    # `explain` and `verify` speak of the rule that was paid by, too.
+    assert "why this price" in ask(home, "explain", "wilson").out
+
+
+def test_settings_that_are_not_to_be_had_are_refused_by_digest(ask, home: Path) -> None:
+    """Gone or altered, they are today's where the digest says so; else the refusal has both digests, and nothing is recomputed by others."""
+    (path,) = (home / "plans").glob("settings-*.json")
+    data = path.read_bytes()
+    wanted = ledger(home)[newest(home, "values")["entry"]]["body"]["settings"]
+    path.unlink()
+    assert ask(home, "dispute").code == 0  # dataworth.toml is what it was
+    configured(home, pool_microunits="5")
+    said = ask(home, "dispute")
+    assert said.code == 1
+    assert re.search(rf"settings NO expected the settings .* digest {wanted[:16]}, got no such file, and the dataworth.toml of today gives [0-9a-f]{{16}}:", said.out)  # fmt: skip
+    assert "prices yes" not in said.out
+    path.write_bytes(data.replace(b'"floor_microunits":0', b'"floor_microunits":7'))
+    said = ask(home, "dispute")
+    assert said.code == 1
+    assert re.search(r"got digest [0-9a-f]{16} there", said.out)
+
+
+def test_a_pool_that_was_set_after_the_values_is_the_ledgers_rule(ask, home: Path) -> None:
+    """Prices made again by another rule are recomputed by that rule, not by the settings kept with the values; and it came late."""
+    configured(home, pool_microunits="7_000_000")
+    site = opened(home)
+    version, told = pricing.prices(site, newest(home, "values"))
+    store(site.home.results, Result("prices", "test", version, told))
+    configured(home, pool_microunits="8")
+    said = ask(home, "dispute")
+    assert "prices yes" in said.out
+    assert "rule NO" in said.out
+    assert "pool_microunits 7000000 → 8" in said.out
+
+
+def test_entities_of_before_settings_were_kept_are_found_by_digest_or_refused(home: Path) -> None:
+    """An entry without settings: today's are taken where they give the rule's digest, then those of the result; else both digests are said."""
+    configured(home, split='"entity"')
+    with (home / "dataworth.toml").open("a") as file:
+        file.write('\n[owners.wilson]\nentity = "Acme"\n[owners.lincoln]\nentity = "Acme"\n')
+    site = opened(home)
+    rule = pricing.rule_of(site)
+    valued = newest(home, "owner_values")
+    told = Result("owner_values", "", "", {**valued.values, "entity_of": {"wilson": "Acme", "lincoln": "Acme"}})  # fmt: skip
+    then, said = committed.site_of(site, {}, rule, valued, "tiny")
+    assert then.config == site.config
+    assert "made before settings were kept" in said
+    path = home / "dataworth.toml"
+    path.write_text(path.read_text().replace('[owners.lincoln]\nentity = "Acme"\n', ""))
+    site = opened(home)
+    with pytest.raises(committed.SettingsError, match=rf"{rule.entities[:16]}, which the rule .* got [0-9a-f]{{16}} by"):  # fmt: skip
+        committed.site_of(site, {}, rule, valued, "tiny")
+    then, _ = committed.site_of(site, {}, rule, told, "tiny")
+    assert then.config.entity_of == {"wilson": "Acme", "lincoln": "Acme"}
+    plain, _ = committed.site_of(site, {}, dataclasses.replace(rule, split="first", entities=""), valued, "small")  # fmt: skip
+    assert (plain.config.pricing.split, plain.size.name) == ("first", "small")
+
+
+# --- what is gone ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "gone", "still"),
+    [
+        ("lots", "holdings", ("run", "ledger", "settings", "bank", "prices", "rule")),
+        ("bank", "bank", ("run", "ledger", "settings", "holdings", "prices", "rule")),
+        ("tokens", "holdings", ("run", "ledger", "settings", "bank", "prices", "rule")),
+        ("run", "run", ("ledger", "settings", "prices", "rule")),
+        ("results", "values", ("prices", "settings", "rule")),
+        ("prices", "prices", ("run", "ledger", "settings", "bank", "holdings", "values", "rule")),
+    ],
+)
+def test_what_is_gone_is_said_and_the_rest_is_checked(
+    ask, home: Path, what: str, gone: str, still: tuple[str, ...]
+) -> None:
+    """Lots file, bank, tokens, the whole run, or the results that an erasure takes: a word, exit code 1, and what can be checked is."""
+    valued = newest(home, "owner_values")
+    run = home / "runs" / valued["run"]
+    if what == "lots":
+        for path in (home / "runs/inputs").iterdir():
+            path.unlink()
+    elif what == "results":
+        for name in ("owner_values", "values"):
+            shutil.rmtree(home / "results" / name)
+    elif what == "prices":
+        (home / "tables/prices.parquet").unlink()
+    else:
+        shutil.rmtree({"bank": run / "bank", "tokens": home / "tokens", "run": run}[what])
+    said = ask(home, "dispute")
+    assert said.code == 1, said.out + said.err
+    assert re.search(rf"\b{gone} gone .*is not there any more", said.out), said.out
+    for one in still:
+        assert f" {one} yes" in said.out, said.out
+    assert f"checked all the same: {', '.join(still)}" in said.out
+
+
+def test_a_dispute_ends_in_words_whatever_is_damaged(ask, home: Path) -> None:
+    """Nothing to be sold under the terms of then, a corpus version that is gone, a run.json that is none: findings, no tracebacks."""
+    run = home / "runs" / newest(home, "owner_values")["run"] / "run.json"
+    data = run.read_bytes()
+    run.write_bytes(b"{}")
+    said = ask(home, "dispute")
+    assert (said.code, said.err) == (1, "")
+    assert re.search(r"run NO .*holdings NO", said.out)
+    run.write_bytes(data)
+    shutil.rmtree(home / "versions")
+    said = ask(home, "dispute")
+    assert (said.code, said.err) == (1, "")
+    assert re.search(r"holdings (NO|gone)", said.out)
+    path = home / "results/prices/latest.json"
+    body = path.read_text()
+    path.write_text(re.sub(r'"entry": \d+', '"entry": 9999', body))
+    said = ask(home, "dispute")
+    assert (said.code, said.err) == (1, "")
