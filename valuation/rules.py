@@ -19,10 +19,13 @@ Prices, what is held back and the reserve add up to P to the last micro-unit, wh
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from valuation.errors import PricingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RULE_VERSION = 2
 ENTITY_VERSION = 3
@@ -135,6 +138,28 @@ def rule_document(rule: PriceRule) -> dict[str, Any]:
         "inside_a_cluster": "equal parts to every legal entity that may sell a copy, inside an entity to the record it committed first",
         "inside_an_entity": "priced as one by the sum of its owners' values, shared by what is positive of them",
     }
+
+
+def rule_from(document: Mapping[str, Any]) -> PriceRule:
+    """The rule that a committed document states.
+
+    Args:
+        document: from `rule_document`; a ledger's mark of its buyer is passed over.
+
+    Returns:
+        The rule.
+
+    Raises:
+        PricingError: another document than this version would write for that rule, so that it can't be applied as it was meant.
+    """
+    plain = {name: value for name, value in document.items() if name != "buyer"}
+    rule = PriceRule(**{one.name: plain[one.name] for one in fields(PriceRule) if one.name in plain})  # fmt: skip
+    if rule_document(rule) != plain:
+        raise PricingError(
+            f"price rule: expected a document of version {rule_document(rule)['version']}, got one of version {plain.get('version')} with other words; "
+            "apply it with the version that committed it"
+        )
+    return rule
 
 
 def rule_digest(rule: PriceRule) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipelines.results import Result, latest
@@ -74,7 +75,7 @@ def verify(
         good &= not problems
         console.print(
             f"{'[green]yes[/]' if not problems else '[red]no[/] '} {name}",
-            *problems,
+            *(escape(problem) for problem in problems),
             sep="\n      ",
             highlight=False,
         )
@@ -399,19 +400,22 @@ def _add_buyers(site: "Site", subject: str, table: Table) -> None:
 
 def _why(site: "Site", owner: str, unattributed_nano: dict[str, int]) -> str:
     """Why an owner is paid what it is paid; empty for a row that isn't an owner's."""
-    from pipelines.steps.pricing import price_list, rule_of, stored_values
+    from pipelines.steps.committed import of_prices
+    from pipelines.steps.pricing import price_list, stored_values
     from valuation import why_price
     from valuation.pricing import HELD, RESERVE
     from valuation.seeds import spread_words
 
-    rule, found = rule_of(site), price_list(site, unattributed_nano)
-    if rule is None or found is None or owner in (RESERVE, HELD):
+    if owner in (RESERVE, HELD):
         return ""
+    then, rule = of_prices(site, required(site, "prices"))
+    found = price_list(then, unattributed_nano, rule=rule)
+    assert found is not None, "there is a rule"
     errors = spread_words(
         len(required(site, "owner_values").values.get("seeds", [0])),
         base="base" in required(site, "evaluation_plan").values,
     )
-    return why_price(owner, stored_values(site, unattributed_nano), found, rule, errors)
+    return why_price(owner, stored_values(then, unattributed_nano), found, rule, errors)
 
 
 def _explain_run(directory: Path, step: int | None) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipelines.cli.asking import this_site
@@ -116,14 +117,17 @@ def dispute(
     ] = 0,
     buyer: Buyer = "",
 ) -> None:
-    """Recompute values and prices from the committed plan and its bank; the exit code is 1 if anything differs."""
+    """Recompute values and prices from the committed plan and its bank; the exit code is 1 if anything differs or is gone."""
     from pipelines.steps.disputes import recompute
 
     findings = recompute(this_site(), retrain, buyer)
     table = Table("what", "as published", "how")
     for what, holds, how in findings:
-        table.add_row(what, "yes" if holds else "NO", how)
+        table.add_row(what, {True: "yes", False: "NO", None: "gone"}[holds], escape(how))
     console.print(table)
+    if any(holds is None for _, holds, _ in findings):
+        rest = ", ".join(what for what, holds, _ in findings if holds is not None)
+        console.print(f"what is gone can't be recomputed; checked all the same: {rest or 'nothing'}")  # fmt: skip
     if not all(holds for _, holds, _ in findings):
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pipelines.steps import buyers
+from pipelines.steps.committed import of_prices
 from pipelines.steps.ledger import corpus_keys, key_of, open_ledger, trusted
 from pipelines.steps.pricing import price_list
 from pipelines.steps.tables import records
@@ -162,12 +163,10 @@ def _prices(site: "Site", prices: "Result", buyer: str) -> list[str]:
     if total != prices["pool"]:
         problems.append(f"prices add up to {total}, the pool is {prices['pool']}")
     values_now = sha256(buyers.table_of(site, "values", buyer).read_bytes()).hexdigest()
-    recomputed = (
-        price_list(site, prices["unattributed_nano"], buyer)
-        if values_now == prices["values"]
-        else None
-    )
-    if recomputed is not None and recomputed.rule_digest == prices["rule_digest"]:
+    if values_now == prices["values"]:
+        then, rule = of_prices(site, prices, buyer)
+        recomputed = price_list(then, prices["unattributed_nano"], buyer, rule)
+        assert recomputed is not None, "there is a rule"
         paid = dict(zip(frame["subject"], frame["price_microunits"], strict=True))
         wrong = [
             row.subject for row in recomputed.rows if paid.get(row.subject) != row.price_microunits

@@ -185,9 +185,18 @@ def counts(owner_values: "Result") -> dict[str, int]:
 
 
 def plan_of_seeds(site: "Site", owner_values: "Result") -> dict[str, Any]:
-    """The committed plan whose seeds the coalitions were trained under: the newest, or that of the computation that is gone on from."""
+    """The committed plan whose seeds the coalitions were trained under: the newest, or that of the computation that is gone on from.
+
+    Raises:
+        ValueError: The file isn't the one of the digest that the result names.
+    """
     digest = owner_values["update"]["plan"]
-    return dict(parse_json((site.home.path / f"plans/{digest}.json").read_bytes()))
+    data = (site.home.path / f"plans/{digest}.json").read_bytes()
+    if (got := sha256(data).hexdigest()) != digest:
+        raise ValueError(
+            f"expected the plan with digest {digest[:16]} in plans/{digest}.json, got {got[:16]}: put the file back from a backup"
+        )
+    return dict(parse_json(data))
 
 
 def sentence(owner_values: "Result") -> str:

@@ -101,13 +101,14 @@ def _enter_values(
     site: "Site", buyer: str, frame: Any, owner_values: "Result", plan: "Result", version: str
 ) -> dict[str, Any]:
     """Enter a buyer's value table, then write it: a run that is killed in between leaves no table that the ledger doesn't name."""
+    from pipelines.steps.committed import keep
     from provenance import values_body
 
     data = parquet(frame)
     digest = sha256(data).hexdigest()
     body = values_body(value_tree(frame, corpus_keys(site).k_owner)) | {
         "table": digest, "utilities": owner_values.data_version, "rows": len(frame), "plan": plan["digest"], "corpus_version": version,
-        "versions": versions_of(site.home.runs / owner_values["run"]), **proxy_facts(site, owner_values["run"]), **facts(owner_values), **marked(site, buyer),
+        "settings": keep(site), "versions": versions_of(site.home.runs / owner_values["run"]), **proxy_facts(site, owner_values["run"]), **facts(owner_values), **marked(site, buyer),
     }  # fmt: skip
     entry = enter(site, "values", body)
     write_atomic(table_of(site, "values", buyer), data)
@@ -318,12 +319,12 @@ def stored_values(
 
 
 def price_list(
-    site: "Site", unattributed_nano: Mapping[str, int], buyer: str = ""
-) -> "PriceList | None":
-    """Prices from a buyer's stored values by its configured rule: what anyone can recompute."""
+    site: "Site", unattributed_nano: Mapping[str, int], buyer: str = "", rule: "PriceRule | None" = None
+) -> "PriceList | None":  # fmt: skip
+    """Prices from a buyer's stored values by a committed rule, or by the configured one: what anyone can recompute."""
     from valuation import price
 
-    rule = rule_of(site, buyer)
+    rule = rule or rule_of(site, buyer)
     return None if rule is None else price(stored_values(site, unattributed_nano, buyer), rule)
 
 

@@ -12,7 +12,7 @@ from graph_commands import environment, flip, ledger, values
 
 from pipelines.results import latest
 from pipelines.site import Site, open_site
-from pipelines.steps import buyers, foundation
+from pipelines.steps import buyers, disputes, foundation
 from pipelines.steps.tables import records
 from pipelines.storage.errors import ConfigError
 from pipelines.storage.tokens import load_tokenizer, train_tokenizer
@@ -102,7 +102,12 @@ def test_a_changed_byte_of_the_base_is_noticed(
     (problem,) = foundation.problems(site, plan)
     assert "expected a checkpoint as its run wrote it" in problem
     assert ask(home, "verify").code == 1
-    assert "base NO" in ask(home, "dispute").out
+    # A dispute takes the base from where it lay when the values were made; this one here alone is none.
+    said = ask(home, "dispute").out
+    assert "base yes" in said
+    assert "settings changed since: [values] base" in said
+    valued = latest(home / "results", "owner_values")
+    assert disputes._base(site, site, valued)[1] is False
     refused = ask(home, "run", "--select", "evaluation_plan")
     assert refused.code != 0
     assert "[values] base" in refused.out + refused.err

@@ -228,8 +228,12 @@ def test_a_home_whose_bank_was_trained_in_another_order_is_told_so(
     path = site.home.runs / valued["run"] / "run.json"
     document = parse_json(path.read_bytes())
     assert document["config"]["extra"].pop("order") == 2
+    document["versions"]["configuration"] = "0" * 64
     path.write_bytes(jcs(document))
-    started(site, path.parent, made(site, "evaluation_plan")[0])  # as it was entered then
+    folder = path.parent.rename(site.home.runs / "proxy-000000000000")
+    started(site, folder, made(site, "evaluation_plan")[0])  # as it was entered then
+    store(site.home.results, dataclasses.replace(valued, values={**valued.values, "run": folder.name}))  # fmt: skip
+    valued_again(site)
     assert "ordered in the order of leaf indices, these by content (2)" in valuation.remade_bank(site)  # fmt: skip
     said = ask(home, "dispute")
     assert said.code == 0, said.out

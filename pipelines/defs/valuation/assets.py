@@ -81,7 +81,7 @@ def owner_values(
     )
 
 
-@dg.asset(group_name=GROUP, code_version="5", kinds={"parquet"}, owners=OWNERS, name="values")
+@dg.asset(group_name=GROUP, code_version="6", kinds={"parquet"}, owners=OWNERS, name="values")
 def value_table(
     context: dg.AssetExecutionContext, home: HomeResource, corpus: Result, clusters: Result, tokens: Result,
     influence: Result, owner_values: Result, evaluation_plan: Result,
