@@ -18,7 +18,7 @@ r of gradient dots is a tautology there. It says something at the strength that 
 
 The gradients of all people of a batch come from one backward pass (`valuation.gradients.record_gradients`): the records of a
 person carry one index, so that the pass adds them up. Cost: a forward and backward pass over everybody, and
-`MEMORY_BYTES` for gradients, or those of one person if they are larger.
+`MEMORY_BYTES` for the targets' gradients, or those of one target if they are larger; the others' are formed one parameter at a time.
 
 Shape suffixes: `T` targets, `N` others, `R` records, `D` width, `B` resamples.
 
@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from unlearning.depth import linear_cka
+from unlearning.grafts import PIECE
 from unlearning.people import by_subject
 from unlearning.scoring import padded
 
@@ -47,9 +48,10 @@ if TYPE_CHECKING:
     from trainer.model import Transformer
     from unlearning.material import Document
     from unlearning.people import Record
+    from valuation.gradients import RecordGradients
 
 MEMORY_BYTES = 64 * 2**20
-"""Most memory for the gradients of a batch of people, and again for those of a batch of targets."""
+"""Most memory for the gradients of a batch of targets; as many others come from one pass."""
 CAVEAT = (
     "for a small step the damage is the step size times the gradient dot product by Taylor's theorem, so a high r of gradients is "
     "a tautology there; only r at the strength really used says something"
@@ -130,17 +132,20 @@ def gradient_ties(
     at_once = max(1, MEMORY_BYTES // size)
     dots_TN = np.zeros((len(targets), len(others)))
     norms_T, norms_N = np.zeros(len(targets)), np.zeros(len(others))
-    for first_T, directions in _gradients(model, targets, at_once):
-        rows_T = slice(first_T, first_T + len(next(iter(directions.values()))))
-        norms_T[rows_T] = sum(_squares(g) for g in directions.values())
-        for first_N, grads in _gradients(model, others, at_once):
-            rows_N = slice(first_N, first_N + len(next(iter(grads.values()))))
-            norms_N[rows_N] = sum(_squares(g) for g in grads.values())
-            dots_TN[rows_T, rows_N] = sum(
-                (directions[n].flatten(1).double() @ g.flatten(1).double().T).cpu().numpy()
-                for n, g in grads.items()
-            )
-            del grads  # before the next ones are made
+    for rows_T, found in _passes(model, targets, at_once):
+        directions = found.all()
+        del found  # its activations
+        for direction in directions.values():
+            for piece in _pieces(direction):
+                norms_T[rows_T] += _squares(piece.double())
+        for rows_N, grads in _passes(model, others, at_once):
+            for name, direction in directions.items():
+                for one, other in zip(_pieces(direction), _pieces(grads.of(name)), strict=True):
+                    double = other.double()
+                    dots_TN[rows_T, rows_N] += (one.double() @ double.T).cpu().numpy()
+                    if rows_T.start == 0:
+                        norms_N[rows_N] += _squares(double)
+            del grads  # before the next pass
         del directions
     scale_TN = np.sqrt(np.outer(norms_T, norms_N))
     cosines_TN = np.divide(dots_TN, scale_TN, out=np.zeros_like(dots_TN), where=scale_TN > 0)
@@ -152,10 +157,10 @@ def _predicted(people: Sequence[Person]) -> NDArray[np.float64]:
     return np.array([sum(len(d) - 1 for d in p.documents) for p in people], dtype=np.float64)
 
 
-def _gradients(
+def _passes(
     model: Transformer, people: Sequence[Person], at_once: int
-) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """(ordinal of the first person, gradients [n, *shape] by parameter) of a few people at a time."""
+) -> Iterator[tuple[slice, RecordGradients]]:
+    """(ordinals, what forms their gradients) of a few people at a time."""
     from trainer.data import pack
     from valuation.gradients import record_gradients
 
@@ -172,14 +177,17 @@ def _gradients(
             for index in range(start, stop)
             for document in people[index].documents
         ]
-        for _, grads in record_gradients(model, [pack(chosen, length)]):
-            yield start, grads
-            del grads
+        yield slice(start, stop), record_gradients(model, pack(chosen, length))
         start, tokens = stop, 0
 
 
-def _squares(grads: Tensor) -> NDArray[np.float64]:
-    return grads.flatten(1).double().square().sum(1).cpu().numpy()
+def _pieces(grads: Tensor) -> tuple[Tensor, ...]:
+    """Gradients [n, *shape] in pieces [n, X] that can be made double."""
+    return grads.flatten(1).split(PIECE, 1)
+
+
+def _squares(double_NX: Tensor) -> NDArray[np.float64]:
+    return double_NX.square().sum(1).cpu().numpy()
 
 
 @torch.inference_mode()

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unlearning.grafts import square_of
 from unlearning.scoring import padded, score_spans, span_logits, span_mask
 
 if TYPE_CHECKING:
@@ -138,4 +139,4 @@ def _ascend(model: Transformer, target: Person, step: float) -> None:
 
 
 def _length(tensors: Sequence[Tensor]) -> float:
-    return float(sum(t.detach().double().square().sum().item() for t in tensors)) ** 0.5
+    return float(sum(square_of(t) for t in tensors)) ** 0.5

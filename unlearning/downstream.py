@@ -76,6 +76,7 @@ def streams(
         model = load(role, number)
         mine = states(model, batches)
         kept_LN = lens_logprobs(model, batches, mine)
+        del model  # before the next one is read
         yield Stream(role, number, _ckas(mine, before), _ckas(mine, reference), kept_LN)
 
 

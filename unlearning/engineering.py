@@ -38,7 +38,7 @@ import numpy as np
 
 from unlearning.attacks.memorised import OTHERS, bits_of
 from unlearning.errors import PlanError
-from unlearning.measuring import parts_tag
+from unlearning.measuring import give_back, parts_tag
 from unlearning.rows import Row, opaque_id, read_rows, to_table, write_rows
 
 if TYPE_CHECKING:
@@ -112,7 +112,10 @@ class Bench:
         """One of the audit's models, in evaluation mode."""
         from unlearning.ensemble import load
 
-        return load(self.models(role)[number][1], self.shape)
+        give_back()
+        model = load(self.models(role)[number][1], self.shape)
+        give_back()
+        return model
 
     def compared(self) -> list[tuple[str, int]]:
         """(role, number) of the models that are compared, in order."""
@@ -299,6 +302,7 @@ def part_rows(bench: Bench) -> Iterator[Row]:
         yield from told(("gold", digest), "gold_difference", dict(zip(MEASURED, gap_KN, strict=True)))  # fmt: skip
         for part, norm in update_norms(weights, dict(other.named_parameters())).items():
             yield _row(EVERYBODY, "retained", 0, ("gold", digest), f"part/{part}", "update_norm", norm)  # fmt: skip
+        del other  # before the next one is read
 
 
 def kept_rows(bench: Bench) -> Iterator[Row]:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from trainer.model import Transformer
 
+PIECE = 1 << 22
+"""Numbers of one parameter that are looked at in double precision at a time: an embedding may be a third of the model."""
 _BLOCK = re.compile(r"blocks\.(?P<layer>\d+)\.(?P<name>.+)")
 
 
@@ -95,8 +97,8 @@ def update_norms(
     _require_alike(before, after)
     found = {}
     for part, names in parts_of(list(before)).items():
-        moved = sum(_square(after[n].detach() - before[n].detach()) for n in names) ** 0.5
-        length = sum(_square(before[n].detach()) for n in names) ** 0.5
+        moved = sum(square_of(after[n].detach() - before[n].detach()) for n in names) ** 0.5
+        length = sum(square_of(before[n]) for n in names) ** 0.5
         found[part] = moved / length if length else (float("inf") if moved else 0.0)
     return found
 
@@ -136,6 +138,19 @@ def grafts(
     return [Graft(part, norms[part], applied[part], reverted[part]) for part in parts]
 
 
+def square_of(tensor: Tensor) -> float:
+    """Sum of squares in double precision.
+
+    Args:
+        tensor: of any shape.
+
+    Returns:
+        The sum; a piece at a time, so that no copy of the whole is made.
+    """
+    pieces = tensor.detach().flatten().split(PIECE)
+    return sum(float(piece.double().square().sum()) for piece in pieces)
+
+
 @contextmanager
 def _exchanged(own: Mapping[str, Any], theirs: dict[str, Any], names: Sequence[str]) -> Iterator[None]:  # fmt: skip
     def swap() -> None:
@@ -147,10 +162,6 @@ def _exchanged(own: Mapping[str, Any], theirs: dict[str, Any], names: Sequence[s
         yield
     finally:
         swap()
-
-
-def _square(tensor: Tensor) -> float:
-    return float(tensor.double().square().sum())
 
 
 def _require_alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:

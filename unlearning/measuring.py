@@ -144,9 +144,9 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
             def fresh(folder: Path = folder, role: str = role) -> Transformer:
                 if role == RANDOM:
                     return random_model(shape, inputs.plan.seed)
-                _give_back()
+                give_back()
                 model = load(folder, shape)
-                _give_back()
+                give_back()
                 return model
 
             if name in TRAINING:
@@ -157,7 +157,7 @@ def measure(shape: ModelSpec, directory: Path, inputs: Inputs, material: Materia
                     loaded = None  # before the next one is read
                     loaded = (role + digest, fresh())
                 found = attack(loaded[1], material)
-            _give_back()
+            give_back()
             own = _rows_of(found, role, digest, inputs, material)
             write_rows(part, to_table(own))
             rows += own
@@ -187,7 +187,7 @@ def _map_tensors() -> None:
             set_option(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Return freed memory to the system: glibc keeps what many loads and attacks freed, in pieces, up to another copy of the model."""
     import ctypes
     import sys

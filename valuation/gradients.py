@@ -43,7 +43,7 @@ from valuation.capture import Capture, Groups
 from valuation.errors import GradientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -230,28 +230,44 @@ def captured_pass(
     return nll_BT.detach()
 
 
+@dataclass(frozen=True, slots=True)
+class RecordGradients:
+    """A pass over a batch, whose records' gradients are formed when they are asked for: until then it holds activations alone."""
+
+    capture: Capture
+    """What the pass left."""
+    groups: Groups
+    """The records, with their corpus indices."""
+
+    def of(self, name: str) -> Tensor:
+        """The gradient of every record's summed loss with respect to one parameter: [N, *shape]."""
+        return self.capture.gradients(name, self.groups)
+
+    def all(self) -> dict[str, Tensor]:
+        """The same by parameter, N times the parameters."""
+        return {name: self.of(name) for name in self.capture.shapes}
+
+
 def record_gradients(
-    model: nn.Module, batches: Iterable[Batch], names: Collection[str] | None = None
-) -> Iterator[tuple[NDArray[np.int64], dict[str, Tensor]]]:
+    model: nn.Module, batch: Batch, names: Collection[str] | None = None
+) -> RecordGradients:
     """The gradient of every record's summed loss, formed: the materialised route.
 
     Args:
         model: a `trainer.model.Transformer`; its `.grad` fields are not touched.
-        batches: packed rows. A record whose pieces stand in several batches comes once per batch, in shares to be
+        batch: packed rows. A record whose pieces stand in several batches comes once per batch, in shares to be
             added up; `valuation.influence.TokenSet.batches` keeps every record in one.
         names: parameters to give; None = all trainable ones.
 
-    Yields:
-        Per batch (index_N ascending, {parameter: grads [N, *shape]}). Memory: N times the parameters.
+    Returns:
+        What forms them, all together or one parameter at a time.
 
     Raises:
         GradientError: a parameter without formula, or a loss that isn't finite.
     """
     capture = Capture(model, names)
-    for batch in batches:
-        nll_BT, segments = captured_pass(model, batch, capture), Segments.of(batch)
-        groups = segments.groups(nll_BT.device)
-        yield groups.index_N, {name: capture.gradients(name, groups) for name in capture.shapes}
+    nll_BT = captured_pass(model, batch, capture)
+    return RecordGradients(capture, Segments.of(batch).groups(nll_BT.device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Ties between people and the ripple coefficient against slow oracles, and the tautology that the reports warn of."""
 
 import copy
+import dataclasses
 import weakref
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 
-from trainer.model import Transformer, init_parameters
+from trainer.model import Transformer, init_parameters, num_parameters
 from trainer.spec import ModelSpec
-from unlearning import association, damage
+from unlearning import association, damage, grafts
 from unlearning.association import Person
 
 SPEC = ModelSpec(vocab_size=61, num_layers=2, dim=16, num_heads=2, num_kv_heads=1, ffn_dim=24)
@@ -219,24 +221,35 @@ def test_a_loader_gives_the_same_damage_and_one_model_is_alive_at_a_time(net):
     np.testing.assert_array_equal(loaded.first_TN, given_one.first_TN)
 
 
-def test_gradients_of_others_are_gone_before_the_next_are_made(net, monkeypatch):
-    """Beside the targets' gradients there is one set at a time: with one person at a time two persons' in all."""
-    import valuation.gradients
-
-    made, most = weakref.WeakSet(), []
-
-    def watched(model, batches):
-        most.append(len(made))
-        for index_N, grads in original(model, batches):
-            made.add(grads["embed.weight"])
-            yield index_N, grads
-
-    original = valuation.gradients.record_gradients
-    monkeypatch.setattr(valuation.gradients, "record_gradients", watched)
+def test_ties_hold_one_targets_gradients_and_the_others_parameter_by_parameter(monkeypatch):
+    """By the allocator's own events: beside the model one set of gradients and less than another quarter, where a set for each side would be two."""
+    wide = Transformer(dataclasses.replace(SPEC, num_layers=8, dim=256, ffn_dim=256))
+    init_parameters(wide, 0)
+    asked = [dataclasses.replace(p, documents=p.documents[:1]) for p in people(5)]
+    targets, others = asked[:2], asked[2:]
     monkeypatch.setattr(association, "MEMORY_BYTES", 1)
-    association.gradient_ties(net, people(3), people(4))
-    assert max(most) == 1
-    assert len(most) == 3 + 3 * 4
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        association.gradient_ties(wide, targets, others)
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    grown = np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
+    copies = grown / (4 * num_parameters(wide))
+    assert 1 <= copies.max() < 1.25
+    assert copies[-1] == 0
+
+
+def test_a_parameter_in_pieces_gives_the_same_ties_norms_and_steps(net, monkeypatch):
+    """What is looked at in double precision seven numbers at a time adds up to the same."""
+    targets, others = people(3), people(5)
+    whole = association.gradient_ties(net, targets, others)
+    squares = [grafts.square_of(p) for p in net.parameters()]
+    for module in (association, grafts):
+        monkeypatch.setattr(module, "PIECE", 7)
+    for found, expected in zip(association.gradient_ties(net, targets, others), whole, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose([grafts.square_of(p) for p in net.parameters()], squares, rtol=1e-12)
+    np.testing.assert_allclose(
+        squares, [p.detach().double().norm() ** 2 for p in net.parameters()], rtol=1e-12
+    )
 
 
 def test_a_persons_loss_is_the_mean_over_records(net):

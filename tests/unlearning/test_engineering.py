@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.spec import save_run
-from unlearning import engineering, measuring
+from unlearning import engineering, ensemble, measuring
 from unlearning.audit import audit, read_inputs
 from unlearning.engineering import EVERYBODY, FILE, Scale, _row
 from unlearning.errors import PlanError, RowsError
@@ -246,6 +247,31 @@ def test_kill_nine_with_the_engineers_part_on(study, of_original, tmp_path, fini
     for name in ("plan.json", "rows.parquet", FILE, "audit.json", "result.json"):
         assert (tmp_path / name).read_bytes() == (of_original / name).read_bytes(), name
     assert not list(tmp_path.glob("rows.part-*"))
+
+
+def test_no_stage_holds_a_model_that_it_needs_no_more(study, monkeypatch):
+    """Models alive when the next one is read, of three gold models: the original's for depth, the one that is compared with for the parts, else none."""
+    inputs = read_inputs(spec_of(study, "gold"), study.folder)
+    gold = next(model for model in inputs.models if model[0] == "gold")
+    inputs.models.append(("gold", gold[1], "third"))
+    material = prepare(
+        inputs.forgotten, inputs.retained, [], inputs.tokenizer, inputs.plan.attacks, 0
+    )
+    bench = engineering.Bench(study.model_spec(), inputs, material, Scale.from_json(SCALE))
+    alive, most = weakref.WeakSet(), []
+    real = ensemble.load
+
+    def load(*arguments):
+        most.append(len(alive))
+        alive.add(model := real(*arguments))
+        return model
+
+    monkeypatch.setattr(ensemble, "load", load)
+    for stage, held in ((engineering.depth_rows, 1), (engineering.ripple_rows, 0), (engineering.part_rows, 1), (engineering.kept_rows, 0)):  # fmt: skip
+        most.clear()
+        assert list(stage(bench))
+        assert (stage.__name__, max(most)) == (stage.__name__, held)
+        assert len(most) > 2
 
 
 @pytest.mark.parametrize("bad", [{"targets": 0}, {"targets": "3"}, {"targets": True}, {"depth": 1}, [3], None])  # fmt: skip

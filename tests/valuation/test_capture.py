@@ -49,9 +49,9 @@ def with_adapters():
 def check(model, train, batches):
     """Formed gradients and vector-route dots of every parameter against autograd on single records."""
     grads = {index: {} for index in train.index_N.tolist()}
-    for index_N, parts in record_gradients(model, batches):
-        for name, values in parts.items():
-            for index, value in zip(index_N.tolist(), values, strict=True):
+    for found in (record_gradients(model, batch) for batch in batches):
+        for name, values in found.all().items():
+            for index, value in zip(found.groups.index_N.tolist(), values, strict=True):
                 grads[index][name] = grads[index].get(name, 0) + value
     noise = torch.Generator().manual_seed(3)
     direction = {
@@ -103,7 +103,7 @@ def test_a_loss_mask_changes_the_gradient_as_autograd_says():
     logits = model(tokens[None])[0, 4:8]
     loss = nn.functional.cross_entropy(logits, tokens[5:9], reduction="sum")
     want = torch.autograd.grad(loss, list(model.parameters()))
-    ((_, got),) = record_gradients(model, [batch])
+    got = record_gradients(model, batch).all()
     for value, expected in zip(got.values(), want, strict=True):
         torch.testing.assert_close(value[0], expected, rtol=1e-10, atol=1e-10)
 
@@ -119,9 +119,9 @@ def test_a_module_used_twice_gives_the_sum():
 def test_names_restrict_what_is_watched():
     """A subset gives the same numbers for these parameters, and no others; an unknown one is refused."""
     model, train = tiny_model(), token_set(np.random.default_rng(8), 3)
-    batches = list(train.batches(4))
-    ((_, everything),) = record_gradients(model, batches)
-    ((_, some),) = record_gradients(model, batches, names=["norm.weight", "embed.weight"])
+    (batch,) = train.batches(4)
+    everything = record_gradients(model, batch).all()
+    some = record_gradients(model, batch, names=["norm.weight", "embed.weight"]).all()
     assert set(some) == {"norm.weight", "embed.weight"}
     for name, value in some.items():
         torch.testing.assert_close(value, everything[name], rtol=0, atol=0)
@@ -134,7 +134,7 @@ def test_a_parameter_that_is_used_behind_the_modules_back_is_refused():
     model, train = tiny_model(tied=False), token_set(np.random.default_rng(9), 2)
     model.logits = lambda x: x @ model.head.weight.T
     with pytest.raises(GradientError, match=r"head.weight.*no call"):
-        next(record_gradients(model, train.batches(2)))
+        record_gradients(model, next(iter(train.batches(2))))
 
 
 def test_a_spread_mixture_is_refused():
@@ -142,7 +142,7 @@ def test_a_spread_mixture_is_refused():
     model, train = tiny_model(**MIXTURE), token_set(np.random.default_rng(9), 2)
     model.blocks["0"].ffn.dispatch = lambda rows, load, experts: experts(rows, load)
     with pytest.raises(GradientError, match="undivided"):
-        next(record_gradients(model, train.batches(2)))
+        record_gradients(model, next(iter(train.batches(2))))
 
 
 def test_the_pass_forms_no_weight_gradient():
