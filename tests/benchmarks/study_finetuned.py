@@ -45,7 +45,7 @@ EKFAC = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 CG = ((1.0, 8), (10.0, 10), (30.0, 8), (100.0, 6))
 """(damping, steps) of conjugate gradients."""
 
-CHOSEN = {"ekfac": 0.1, "cg": (10.0, 10)}
+CHOSEN = {"ekfac": 0.1, "cg": (30.0, 8)}
 """What has the highest LDS on `kinds`."""
 
 
