@@ -131,6 +131,7 @@ STUDIES = {
     **{f"influence-{name}": of("study_influence", "study", name) for name in ("kinds", "peps")},
     "damping-sotu": of("study_damping", "study", "sotu"),
     **{f"damping-{name}": of("study_damping", "confirm", name) for name in ("kinds", "peps")},
+    "tuned-peps": of("study_damping", "tuned", "peps"),
     **{
         f"finetuned-{name}": of("study_finetuned", "study", name)
         for name in ("kinds", "sotu", "peps")
