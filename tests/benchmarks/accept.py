@@ -2,7 +2,7 @@
 
 Studies: `graph` runs the default size twice in a home of its own (`DATAWORTH_HOME`, default `.dataworth-accept`), and reads
 times, memory and leak rates off it. A killed study goes on where it stopped, because the graph does; its time then counts
-from the restart and the line says so. `influence-*`, `damping-*`, `detection-*`, `removal-*` and `pays-*` (of `kinds`, `peps`, `sotu`) and `magic`
+from the restart and the line says so. `influence-*`, `damping-*`, `finetuned-*`, `detection-*`, `removal-*` and `pays-*` (of `kinds`, `peps`, `sotu`) and `magic`
 hold values against retraining; `audit-pilot` attacks made-up people's models, `audit-sharded` models of shards, `audit-ulira` single records by shadow models, `audit-practice` those of a pretrained model on TOFU, LUME and ours
 (`-report`: as far as it is), `unlearning-sweep` chooses NPO's numbers, `unlearning-adapters` holds low-rank adapters against training all weights,
 `unlearning-coreset` a core-set by gradients against random ones; each keeps its trainings in `.dataworth-accept/studies`, so a second call computes what is missing.
@@ -131,6 +131,11 @@ STUDIES = {
     **{f"influence-{name}": of("study_influence", "study", name) for name in ("kinds", "peps")},
     "damping-sotu": of("study_damping", "study", "sotu"),
     **{f"damping-{name}": of("study_damping", "confirm", name) for name in ("kinds", "peps")},
+    "tuned-peps": of("study_damping", "tuned", "peps"),
+    **{
+        f"finetuned-{name}": of("study_finetuned", "study", name)
+        for name in ("kinds", "sotu", "peps")
+    },
     **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
     **{f"removal-{name}": of("study_removal", "study", name) for name in ("sotu", "peps")},
     **{f"owners-{name}": of("study_owners", name) for name in ("gsm8k", "planted", "shells")},

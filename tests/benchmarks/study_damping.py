@@ -35,6 +35,9 @@ SOLVED = ((0.1, 10), (1.0, 10), (10.0, 6))
 CHOSEN = (10.0, 6)
 """(damping, steps) of conjugate gradients with the highest LDS of `SOLVED` on `sotu`."""
 
+TUNED = (30.0, 8)
+"""The same that `study_finetuned.py` chose: does it help from scratch too?"""
+
 
 def kept(path, compute):
     """(scores, residual) from a file, or computed."""
@@ -109,9 +112,14 @@ def study(name):
     )  # fmt: skip
 
 
-def confirm(name):
-    """The damping chosen on `sotu`, on a corpus that had no part in the choice: all queries, the default EK-FAC beside it."""
-    (damping, steps), found = CHOSEN, corpus(name, 256, 24)
+def tuned(name):
+    """From scratch, the damping that is best where a pretrained model is fine-tuned: `make accept STUDY=tuned-peps`."""
+    confirm(name, TUNED, "fine-tuned kinds", "cg_tuned", "tuned")
+
+
+def confirm(name, chosen=CHOSEN, where="sotu", figure="cg_damped", study="damping"):
+    """The damping chosen elsewhere, on a corpus that had no part in the choice: all queries, the default EK-FAC beside it."""
+    (damping, steps), found = chosen, corpus(name, 256, 24)
     folder = job(found)
     own = Job(folder)
     factors = fit(own.model, own.train, HOW)
@@ -127,11 +135,11 @@ def confirm(name):
     gap = lds_difference(solved, plain, member_MN, loss_RMQ[0], rng())
     each = [lds(scores, member_MN, loss_RMQ[0], rng()).lds.estimate for scores in (solved, plain)]
     record(
-        "accept.jsonl", f"valuation.influence.{name}.cg_damped", estimate=gap.estimate, low=gap.low, high=gap.high, level=gap.level,
+        "accept.jsonl", f"valuation.influence.{name}.{figure}", estimate=gap.estimate, low=gap.low, high=gap.high, level=gap.level,
         unit="LDS", n=60, seeds=[0], spread="bootstrap over queries and subsets", packages=PACKAGES, bar="low > 0", kind="hypothesis",
-        holds=gap.low > 0, what=f"LDS of conjugate gradients at the damping chosen on sotu, {damping:g} with {steps} steps, less EK-FAC at its default",
+        holds=gap.low > 0, what=f"LDS of conjugate gradients at the damping chosen on {where}, {damping:g} with {steps} steps, less EK-FAC at its default",
         note=f"LDS {each[0]:.4f} and {each[1]:.4f}; largest relative residual {residual:.3f}",
-        command=f"make accept STUDY=damping-{name}",
+        command=f"make accept STUDY={study}-{name}",
     )  # fmt: skip
 
 

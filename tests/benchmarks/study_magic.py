@@ -9,6 +9,7 @@ held against the same truth.
 model is small enough for 40 steps a query. Each method's damping is chosen on 40 subsets; the difference is judged on 80 others.
 """
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -98,13 +99,13 @@ def solved():
     )  # fmt: skip
 
 
-def scored(folder, method, damping, final, train, queries, factors):
+def scored(folder, method, damping, final, train, queries, factors, steps=CG_STEPS):
     """(scores, largest relative residual) of a method at a damping, from a file or computed."""
     path = folder / f"{method}-{damping:g}.npz"
     if not path.exists():
         of = {"damping": damping, "factors": factors, "how": HOW}
         if method == "cg":
-            found = ekfac_cg.scores(final, train, queries, steps=CG_STEPS, **of)
+            found = ekfac_cg.scores(final, train, queries, steps=steps, **of)
         else:
             found = ekfac.scores(final, train, queries, **of)
         np.savez(
@@ -132,7 +133,7 @@ def prepared(name, num_queries, num_subsets, seed):
 
 def trained(training):
     """The model at its end."""
-    final = Transformer(SHAPE)
+    final = copy.deepcopy(training.model)
     with torch.no_grad():
         for name, value in training.weights_of(training.train()).items():
             dict(final.named_parameters())[name].copy_(value)

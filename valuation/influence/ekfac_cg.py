@@ -3,10 +3,12 @@
     (G + D) x_q = g_q,    D = c mean(Lam_l) I on the block of each parameter,    score(q, n) = <x_q, g_n>
 
 EK-FAC's inverse is only the preconditioner (and the start); what is solved has G itself, so the answer
-doesn't depend on the Kronecker form once the residual is small. Published results put it well above EK-FAC
-and cost it: each iteration is about three passes over the curvature's documents for every query.
+doesn't depend on the Kronecker form once the residual is small. Each iteration is about three passes over the
+curvature's documents for every query.
 
-The largest relative residual stands in the scores' notes: where it is not small, take more steps.
+Where a pretrained model is fine-tuned, agreement with retraining is well above EK-FAC's, at a damping of 10 to 100, which
+is more than EK-FAC wants, and 6 to 10 steps; at 1 it is below. In models trained from scratch the two are not told apart.
+The largest relative residual stands in the scores' notes: where it is not small, take more steps or more damping.
 
 Source: ASTRA arXiv 2507.14740 (there with stochastic Neumann steps); conjugate gradients: Hestenes and
 Stiefel 1952.
