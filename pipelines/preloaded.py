@@ -6,10 +6,15 @@ executor has one: under the multiprocess executor a step lives in a process of i
 """
 
 import atexit
+import errno
 import os
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from pipelines.settings import child_environment, read_settings
@@ -25,6 +30,10 @@ ENTRIES = (
 )
 """Modules of the runs' entries."""
 
+PREFIX, SOCKET = "dataworth-", "trainer"
+"""Of the folder that a server's socket has to itself, and the socket."""
+
+YOUNG_S = 60.0
 END_S = 10.0
 """How long the server may take to end before it is killed."""
 
@@ -37,10 +46,9 @@ def begin() -> None:
     settings = read_settings()
     if settings.executor != "in_process" or not hasattr(os, "fork") or option():
         return
-    folder = Path(
-        tempfile.mkdtemp(prefix="dataworth-")
-    )  # a socket's path must be short, a home's may not be
-    address = folder / "trainer"
+    # A socket's path must be short, a home's may not be.
+    sweep(Path(tempfile.gettempdir()))
+    address = Path(tempfile.mkdtemp(prefix=PREFIX)) / SOCKET
     process = subprocess.Popen(
         [
             sys.executable, "-m", "trainer.forkserver", "--socket", str(address), "--parent", str(os.getpid()),
@@ -64,11 +72,42 @@ def end() -> None:
     """Stop the server; runs that it started are told to stop by the kernel."""
     global _server  # noqa: PLW0603
     if _server is not None:
-        process, _ = _server
+        process, address = _server
         process.terminate()  # it removes its socket and the folder around it
         try:
             process.wait(END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        _remove(address)  # one that was told to end before it could listen, or was killed, did not
         _server = None
+
+
+def sweep(folder: Path) -> None:
+    """Remove the sockets of servers that were killed together with their parents: those of ours on which nobody listens.
+
+    Asking the socket, not a process id, is right across containers that share the folder, and after an id was given anew. What is
+    younger than a minute is left alone: its server may have made it and not listen yet.
+
+    Args:
+        folder: Where `tempfile` makes its folders.
+    """
+    for address in folder.glob(f"{PREFIX}*/{SOCKET}"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            made = address.lstat()
+            if (
+                not stat.S_ISSOCK(made.st_mode)
+                or made.st_uid != os.getuid()
+                or time.time() - made.st_mtime < YOUNG_S
+            ):
+                continue
+            asking.setblocking(False)  # noqa: FBT003 - a busy server must not hold us up
+            if asking.connect_ex(str(address)) == errno.ECONNREFUSED:
+                _remove(address)
+
+
+def _remove(address: Path) -> None:
+    """A socket, and its folder where nothing else is in it."""
+    address.unlink(missing_ok=True)
+    with suppress(OSError):
+        address.parent.rmdir()

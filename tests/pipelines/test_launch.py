@@ -5,8 +5,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from graph_commands import ROOT, command, environment, processes, rows, started, until
 
 from pipelines import launch as launching
+from pipelines import preloaded
 from pipelines.launch import RunFailedError, launch, new_lines, progress_text, trainer_command
 from trainer.spec import Layout, load_run, save_run
 
@@ -121,6 +124,47 @@ def test_without_the_preloaded_trainer_a_run_starts_the_slower_way(
     done = command(home_of(directory), *arguments(directory), "--server", str(directory / "gone"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("no preloaded trainer ("), done.stdout
+
+
+def test_sockets_of_killed_servers_are_removed_and_no_others(tmp_path: Path) -> None:
+    """One on which nobody listens goes with its folder; a listener's, a young one, a file of that name and what lies beside a socket stay."""
+    listening = []
+    for name in ("dead", "alive", "young", "shared"):
+        folder = tmp_path / f"dataworth-{name}"
+        folder.mkdir()
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server.bind(str(folder / "trainer"))
+        server.listen()
+        listening.append(server)
+        os.utime(folder / "trainer", (0, 0))
+    for server in (listening[0], *listening[2:]):
+        server.close()
+    os.utime(tmp_path / "dataworth-young/trainer")
+    (tmp_path / "dataworth-shared/else").write_text("somebody's")
+    (tmp_path / "dataworth-file").mkdir()
+    (tmp_path / "dataworth-file/trainer").write_text("no socket")
+    preloaded.sweep(tmp_path)
+    kept = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
+    assert kept == ["dataworth-alive/trainer", "dataworth-file/trainer", "dataworth-shared/else", "dataworth-young/trainer"]  # fmt: skip
+    assert not (tmp_path / "dataworth-dead").exists()
+    listening[1].close()
+
+
+def test_a_server_that_is_told_to_end_at_once_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told before it can hear, with its folder made already: whoever started it tidies up. And it sweeps before it starts."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("DATAWORTH_EXECUTOR", "in_process")
+    left = tmp_path / "dataworth-left"
+    left.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(left / "trainer"))
+    os.utime(left / "trainer", (0, 0))
+    preloaded.begin()
+    assert [path.name == left.name for path in tmp_path.iterdir()] == [False]
+    preloaded.end()
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- exit codes -----------------------------------------------------------------------------------------------------
