@@ -7,7 +7,7 @@ doesn't depend on the Kronecker form once the residual is small. Each iteration 
 curvature's documents for every query.
 
 Where a pretrained model is fine-tuned, agreement with retraining is well above EK-FAC's, at a damping of 10 to 100, which
-is more than EK-FAC wants, and 6 to 10 steps; at 1 it is below. In models trained from scratch the two are not told apart.
+is more than EK-FAC wants, and 6 to 10 steps; at 1 it is below. In models trained from scratch the two are hardly told apart.
 The largest relative residual stands in the scores' notes: where it is not small, take more steps or more damping.
 
 Source: ASTRA arXiv 2507.14740 (there with stochastic Neumann steps); conjugate gradients: Hestenes and
