@@ -20,7 +20,7 @@ processes beyond the rounding of the curvature's sums.
     result.json      last
 
 `config.extra`: `method`, `queries` (token folder); optional `queries_digest`, `damping` (a decimal string, default "0.1",
-of fisher "1"; the ridge of trak), `steps` (of ekfac_cg, default 10), `size` (features of trak, default 1024; rows and columns
+of fisher "1", of ekfac_cg "30"; the ridge of trak), `steps` (of ekfac_cg, default 8), `size` (features of trak, default 1024; rows and columns
 of logra, default 16; their seed is the run's), and for trak, tracin and less `checkpoints`: further models after `init`,
 [folder, root] each. tracin and less need `weights`, a decimal string per model: its learning rate.
 """

@@ -134,7 +134,7 @@ METHODS = {
     "cosine": plain("dot", cosine=True),
     "ekfac": plain("ekfac"),
     "kfac": plain("kfac"),
-    "ekfac_cg": plain("ekfac_cg"),
+    "ekfac_cg": plain("ekfac_cg", damping=0.1, steps=10),
     "fisher": plain("fisher"),
     "datainf": plain("datainf"),
     "logra": plain("logra"),

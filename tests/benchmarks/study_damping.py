@@ -30,7 +30,7 @@ from valuation.influence.factors import fit
 QUERIES = 12
 DAMPINGS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 SOLVED = ((0.1, 10), (1.0, 10), (10.0, 6))
-"""(damping, steps) of conjugate gradients; the first is the default."""
+"""(damping, steps) of conjugate gradients; the first was the default then."""
 
 CHOSEN = (10.0, 6)
 """(damping, steps) of conjugate gradients with the highest LDS of `SOLVED` on `sotu`."""

@@ -293,7 +293,7 @@ def test_gauss_newton_products_and_cg_equal_the_dense_matrix(shape):
     np.testing.assert_allclose(got.scores_QN, want, rtol=1e-5, atol=1e-6 * want.abs().max().item())
     few = ekfac_cg.scores(model, train, queries, damping=10, steps=2, factors=fitted)
     assert float(few.notes["residual"]) > float(got.notes["residual"])
-    none = ekfac_cg.scores(model, train, queries, steps=0, factors=fitted)
+    none = ekfac_cg.scores(model, train, queries, damping=0.1, steps=0, factors=fitted)
     np.testing.assert_allclose(
         none.scores_QN, ekfac.scores(model, train, queries, factors=fitted).scores_QN
     )

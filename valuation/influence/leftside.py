@@ -19,6 +19,7 @@ from provenance.hashing import file_sha256
 from valuation.capture import Capture
 from valuation.influence.datainf import solver as datainf
 from valuation.influence.ekfac import solver as ekfac
+from valuation.influence.ekfac_cg import DAMPING, STEPS
 from valuation.influence.ekfac_cg import solver as ekfac_cg
 from valuation.influence.kfac import solver as kfac
 from valuation.influence.pairing import gradient_blocks
@@ -101,7 +102,7 @@ def _solver(
     model: nn.Module, train: TokenSet, how: Pass, extra: dict[str, Any]
 ) -> Callable[[Left], Left]:
     """The method's inverse."""
-    damping = float(extra.get("damping", "0.1"))
+    damping = float(extra.get("damping", DAMPING if extra["method"] == "ekfac_cg" else "0.1"))
     if extra["method"] == "kfac":
         return kfac(model, train, how, damping=damping)
     if extra["method"] == "ekfac":
@@ -109,6 +110,6 @@ def _solver(
     if extra["method"] == "datainf":
         return datainf(model, train, how, damping)
     if extra["method"] == "ekfac_cg":
-        solve = ekfac_cg(model, train, how, damping=damping, steps=int(extra.get("steps", 10)))
+        solve = ekfac_cg(model, train, how, damping=damping, steps=int(extra.get("steps", STEPS)))
         return lambda left: solve(left)[0]
     return lambda left: left
