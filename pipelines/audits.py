@@ -45,7 +45,7 @@ SECONDARY = {
     "lens": "answers read off inner layers of the model (logit lens)",
     "samples": "sampled decoding with many tries",
     "asked": "paraphrased, inverted, one-hop, forced and obliging questions",
-    "shots": "more than three demonstrations, and demonstrations of related people",
+    "shots": "other numbers of demonstrations than the plan's, and demonstrations of related people",
     "candidates": "the rank of a secret among candidates",
     "memberships": "membership by other scores than the loss",
 }

@@ -91,7 +91,7 @@ def read_evidence(folder: Path, ledger_entry: int) -> Evidence:
         num_rows=body["rows"]["count"],
         ledger_entry=ledger_entry,
         alpha=float(plan["alpha"]),
-        plan=(*_plan(plan), *_calibration(body.get("calibration", ()))),
+        plan=(*_plan(plan), *_calibration(body.get("calibration", ()), plan["attacks"])),
         metrics=tuple(
             [_primary(row, body["verdict"]) for row in body["endpoints"]]
             + [_secondary(row) for row in body.get("secondary", ())]
@@ -140,12 +140,16 @@ def _plan(plan: Mapping[str, Any]) -> tuple[Fact, ...]:
     return tuple(found)
 
 
-def _calibration(tried: Sequence[Mapping[str, Any]]) -> tuple[Fact, ...]:
+def _calibration(
+    tried: Sequence[Mapping[str, Any]], attacks: Mapping[str, Any]
+) -> tuple[Fact, ...]:
     """How the demonstrations of tier 2 were found: in each way, people who stay whom the original gave away; nobody to be forgotten was asked."""
+    way = attacks["demonstrations"], attacks.get("between", "newline")  # left out where it is that
     return tuple(
         Fact(
             name=f"calibration: {one['demonstrations']} line{'s' * (one['demonstrations'] != 1)}, {one['between']}",
-            value=f"{one['given_away']} of {one['people']} people who stay",
+            value=f"{one['given_away']} of {one['people']} people who stay given away by the original"
+            + "; the plan's" * ((one["demonstrations"], one["between"]) == way),
         )
         for one in tried
     )

@@ -9,6 +9,7 @@ import pytest
 from custody_home import user_site
 
 from pipelines.audits import NEVER_TESTED, SECONDARY, _side, memory_of, not_tested
+from pipelines.evidence import _calibration, read_evidence
 from pipelines.reports import NotAvailable
 from pipelines.results import Result, latest, store
 from pipelines.runs import started
@@ -81,6 +82,29 @@ def test_the_file_asks_for_gold_models_and_demonstrations(tmp_path):
     assert found == {"attacks": {"fine_tune_steps": [2]}, "calibrate": True}
     fixed = _attacks(opened("tiny", demonstrations=5))
     assert fixed == {"attacks": {"fine_tune_steps": [2], "demonstrations": 5}, "calibrate": True}
+
+
+def test_the_page_says_what_every_way_brought_out_and_which_the_plan_took(tiny_home):
+    """Each count of `calibration.json` in its order, and one way marked, the plan's; with five lines by hand their two ways too."""
+    folder = tiny_home / "runs" / latest(tiny_home / "results", "robustness_audit")["run"]
+    tried = json.loads((folder / "calibration.json").read_bytes())["tried"]
+    limits = json.loads((folder / "plan.json").read_bytes())["attacks"]
+    shown = [one for one in read_evidence(folder, 0).plan if one.name.startswith("calibration")]
+    more = [{"demonstrations": 5, "between": one, "given_away": 9, "people": 9} for one in ("newline", "space")]  # fmt: skip
+    by_hand = _calibration([*tried, *more], limits | {"demonstrations": 5, "between": "space"})
+    for found, of, way in (
+        (shown, tried, (limits["demonstrations"], limits.get("between", "newline"))),
+        (by_hand, [*tried, *more], (5, "space")),
+    ):
+        assert len(found) == len(of)
+        for fact, one in zip(found, of, strict=True):
+            told = (
+                f"{one['given_away']} of {one['people']} people who stay given away by the original"
+            )
+            taken = (one["demonstrations"], one["between"]) == way
+            assert fact.value == told + ("; the plan's" if taken else "")
+            assert fact.name.split(": ")[1].replace("s,", ",") == f"{one['demonstrations']} line, {one['between']}"  # fmt: skip
+        assert sum(fact.value.endswith("plan's") for fact in found) == 1
 
 
 def test_another_number_of_gold_models_is_another_plan_of_the_same_draw(tmp_path):
