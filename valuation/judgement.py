@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 MIN_SUBSETS = 10
 """Fewer can't be ranked into a verdict: of 9, one swap moves a rank correlation by up to 0.1."""
 CONTROL_LEVEL = 0.999
-FORMAT = 3
+FORMAT = 4
 BM25, CONTROL = "bm25", "random"
 ARMS: tuple[Arm, ...] = ("top", "bottom", "random")
 Mode = Literal["remove", "add"]

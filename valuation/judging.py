@@ -2,11 +2,12 @@
 
     run.json: tokens, target, scores ──▶ judgement.json   what `valuation.judgement` found, hashed
                                      ├▶ judged.parquet    method x query x subset: what it foretold, and the loss that came
+                                     ├▶ planted.parquet   value of every record, as it is and under each attack, where records were planted
                                      └▶ bank/             one file per retraining; a killed run does only what is missing there
 
 In-run credits and planted records (`valuation.planting`) are not in the bank: a killed run makes them again.
 
-`contradictions(document, rows)` holds one against the other, so that a reader needs neither scores nor a model.
+`contradictions(document, rows, planted)` holds one against the others, so that a reader needs neither scores nor a model.
 
 Legend: Q queries, M subsets.
 """
@@ -39,7 +40,7 @@ from valuation.judgement import (
     judged_sets,
     verdict_of,
 )
-from valuation.planting import plant
+from valuation.planting import plant, unsupported
 from valuation.subsets import Setting
 from valuation.workers import one_thread
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from trainer.spec import RunSpec
     from valuation.judgement import Judgement
 
-JUDGEMENT_FILE, ROWS_FILE = "judgement.json", "judged.parquet"
+JUDGEMENT_FILE, ROWS_FILE, PLANTED_FILE = "judgement.json", "judged.parquet", "planted.parquet"
 MEASURED, AGAIN = "loss", "loss again"
 """Names of the rows that hold what was measured, nats summed over a query's tokens, under one seed and under the next."""
 WHOLE = -1
@@ -116,11 +117,11 @@ def run(spec: RunSpec, directory: Path) -> int:
         whole=credit,
         jobs=int(extra["jobs"]),
     )
-    planted = (
-        plant(scores, setting, directory, int(extra["planted"]), seed=spec.seed).document()
-        if extra["planted"]
-        else "none"
-    )
+    planted: dict[str, Any] | str = "none"
+    if extra["planted"]:
+        probe = plant(scores, setting, directory, int(extra["planted"]), seed=spec.seed)
+        write_atomic(directory / PLANTED_FILE, probe.rows)
+        planted = probe.document()
     write_atomic(directory / ROWS_FILE, rows_of(found))
     write_atomic(directory / JUDGEMENT_FILE, jcs(found.document() | {"planted": planted}))
     write_result(
@@ -196,20 +197,24 @@ def rows_of(found: Judgement) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def contradictions(document: Mapping[str, Any], rows: bytes | pa.Table) -> list[str]:
+def contradictions(
+    document: Mapping[str, Any], rows: bytes | pa.Table, planted: bytes | None = None
+) -> list[str]:
     """What a judgement says that its own rows don't support, and a control that is broken.
 
     Args:
         document: judgement.json.
         rows: judged.parquet, as bytes or as a table.
+        planted: planted.parquet, where there is one.
 
     Returns:
-        One sentence each; none for a judgement that holds.
+        One sentence each; none for a judgement that holds. One of an earlier version has rows that can't be held against it all.
     """
     import pyarrow.parquet as pq
 
     if document["format"] != FORMAT:
-        return [f"format: expected {FORMAT}, got {document['format']}; judge these values again"]
+        earlier = "judged by an earlier version, " if document["format"] < FORMAT else ""
+        return [f"{earlier}format: expected {FORMAT}, got {document['format']}; judge these values again"]  # fmt: skip
     table = pq.read_table(io.BytesIO(rows)) if isinstance(rows, bytes) else rows
     misfits = _misfits(document, table)
     problems = misfits or _by_rows(document, table)
@@ -223,6 +228,10 @@ def contradictions(document: Mapping[str, Any], rows: bytes | pa.Table) -> list[
         problems.append(
             "a random draw's LDS is distinct from 0: the judge is broken, not the method"
         )
+    if (planted is None) != (document.get("planted", "none") == "none"):
+        problems.append(f"planted records: expected {PLANTED_FILE} where the judgement tells of them and only there, got {'none' if planted is None else 'one'}")  # fmt: skip
+    elif planted is not None:
+        problems += unsupported(document["planted"], planted, document["records"])
     if BM25 not in document["beside"]:
         problems.append("expected BM25 beside the method, got none")
     return problems

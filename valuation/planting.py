@@ -14,12 +14,15 @@ One training of each state of affairs, under one seed: an AUC has an interval ov
 Cost: four trainings on all judged records and four passes of the method; about 12 CPU seconds each where a proxy of 0.14 million parameters
 is scored on 65,000 tokens for 16,000.
 
-Legend: N records, valued anew.
+Every figure follows from `Planted.rows`, a value per record and state without text, id or name: `unsupported` makes them again.
+
+Legend: N records, valued anew; R rows, of all states.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -43,7 +46,7 @@ from valuation.manipulation import (
 from valuation.subsets import fit_subset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
 
 FOUND = ("noise", "shuffled")
 """What is planted to be found; the other attacks hand in real text."""
+HONEST = "as it is"
+"""The state of affairs without any attack."""
+_ROUNDING = 1e-6  # of the decimals in a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +75,14 @@ class Planted:
     """How well low values find what was planted; 0.5 = not at all."""
     gains: dict[str, float]
     """What each attack brings, as a share of all that is paid; positive = it pays."""
+    rows: bytes
+    """A Parquet file: `state` (`HONEST` or the attack), `mine` (the owner's), `first` (no earlier record has its text), `planted`, `value`."""
 
     def document(self) -> dict[str, Any]:
         """JSON without floats."""
         return {
-            "records": self.records, "share": f"{self.share:.6f}",
-            "auc": {
-                kind: {name: f"{getattr(found, name):.6f}" for name in ("estimate", "low", "high", "level")}
-                for kind, found in self.auc.items()
-            },
+            "records": self.records, "share": f"{self.share:.6f}", "auc": {kind: _text(found) for kind, found in self.auc.items()},
+            "rows": hashlib.sha256(self.rows).hexdigest(),
             "gains": {name: f"{round(found, 6) + 0.0:.6f}" for name, found in self.gains.items()},
         }  # fmt: skip
 
@@ -143,9 +148,53 @@ def plant(
             records, rule(honest)[owner],
             {kind: detection_auc(values(attacks[kind]), planted_N) for kind in FOUND},
             {name: gain(honest, after, owner, rule) for name, after in attacks.items()},
+            _rows({HONEST: honest, **attacks}, values, owner),
         )  # fmt: skip
     finally:
         shutil.rmtree(directory / "planted", ignore_errors=True)
+
+
+def unsupported(document: Mapping[str, Any], rows: bytes, num: int) -> list[str]:
+    """What a document says of planted records that its rows don't support.
+
+    Args:
+        document: from `Planted.document`.
+        rows: `Planted.rows` of the same.
+        num: judged records.
+
+    Returns:
+        One sentence each; none for figures that hold.
+
+    Raises:
+        EvaluationError: a value that is not finite.
+    """
+    import pyarrow.parquet as pq
+
+    if (got := hashlib.sha256(rows).hexdigest()) != document["rows"]:
+        return [f"planted records: expected rows with SHA-256 {document['rows'][:16]}, got {got[:16]}"]  # fmt: skip
+    columns = {name: np.array(cells) for name, cells in pq.read_table(io.BytesIO(rows)).to_pydict().items()}  # fmt: skip
+    state_R = columns.pop("state")
+    of = {name: {column: cells_R[state_R == name] for column, cells_R in columns.items()} for name in set(state_R.tolist())}  # fmt: skip
+    attacks = [name for name in document["gains"] if name in of]
+    if {*attacks, HONEST} != set(of) or {*document["auc"]} != {*FOUND} or {*document["gains"]} != {*attacks}:  # fmt: skip
+        return [f"planted records: expected rows of {sorted(document['gains'])} and of all {HONEST}, got {sorted(of)}"]  # fmt: skip
+    honest = of[HONEST]
+    for name in attacks:
+        more = document["records"] if name in FOUND else int(honest["mine"].sum())
+        if not _fits(honest, of[name], num, more, copies=name not in FOUND):
+            return [f"planted records: expected the {num} judged ones and {more} more of their owner's under {name}, got other rows"]  # fmt: skip
+    checks = [
+        ("share", _share(honest), document["share"]),
+        *((f"gain of {name}", _share(of[name]) - _share(honest), document["gains"][name]) for name in attacks),
+    ]  # fmt: skip
+    for name, told in document["auc"].items():
+        found = _text(detection_auc(of[name]["value"], of[name]["planted"], float(told["level"])))
+        checks += [(f"AUC of {name}, {end}", float(found[end]), told[end]) for end in ("estimate", "low", "high")]  # fmt: skip
+    return [
+        f"planted records, {what}: expected {got:.6f} by the rows, got {told}"
+        for what, got, told in checks
+        if not abs(got - float(told)) <= _ROUNDING
+    ]
 
 
 def _written(held: Holdings, setting: Setting, folder: Path) -> Setting:
@@ -160,3 +209,49 @@ def _written(held: Holdings, setting: Setting, folder: Path) -> Setting:
         ],
     )  # fmt: skip
     return replace(setting, train=folder, train_digest=digest)
+
+
+def _rows(
+    states: Mapping[str, Holdings], values: Callable[[Holdings], NDArray[np.float64]], owner: str
+) -> bytes:
+    """What all figures follow from, without a text, an id or a name."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    num = len(states[HONEST].owners)
+    columns: dict[str, list[Any]] = {"state": [], "mine": [], "first": [], "planted": [], "value": []}  # fmt: skip
+    for name, held in states.items():
+        size = len(held.owners)
+        columns["state"] += [name] * size
+        columns["mine"] += [one == owner for one in held.owners]
+        columns["first"] += held.first().tolist()
+        columns["planted"] += [place >= num for place in range(size)]
+        columns["value"] += values(held).tolist()
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _fits(
+    honest: Mapping[str, NDArray[Any]], part: Mapping[str, NDArray[Any]], num: int, more: int, *, copies: bool
+) -> bool:  # fmt: skip
+    """Whether a state's rows are those of the honest one with so many behind them."""
+    return (
+        len(honest["value"]) == num
+        and not honest["planted"].any()
+        and len(part["value"]) == num + more
+        and np.array_equal(part["planted"], np.arange(num + more) >= num)
+        and all(np.array_equal(part[flag][:num], honest[flag]) for flag in ("mine", "first"))
+        and bool(part["mine"][num:].all())
+        and not (copies and part["first"][num:].any())
+    )
+
+
+def _share(part: Mapping[str, NDArray[Any]]) -> float:
+    """The owner's share of what is positive of first-committed records, as `manipulation.record_shares` pays them."""
+    paid_N = np.where(part["first"], np.maximum(part["value"], 0.0), 0.0)
+    return float(paid_N[part["mine"]].sum() / (paid_N.sum() or 1.0))
+
+
+def _text(found: Estimate) -> dict[str, str]:
+    return {name: f"{getattr(found, name):.6f}" for name in ("estimate", "low", "high", "level")}

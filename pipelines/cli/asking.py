@@ -98,7 +98,7 @@ def _everything(site: "Site") -> Iterator[tuple[str, list[str]]]:
         ("base model of the values: its files and weights are those of the plan, or there is none", foundation.problems, ("evaluation_plan",)),
         ("plan: in the ledger before training, and its rule was followed", trail.plan, ("evaluation", "evaluation_plan", "checkpoint")),
         ("checkpoint: files, manifest and root are those in the ledger", trail.checkpoint, ("checkpoint",)),
-        ("values' judgement: its scores and verdict follow from its rows", judgement.contradicted, ("value_judgement",)),
+        (f"values' judgement: its scores and verdict follow from its rows{judgement.earlier(site)}", judgement.contradicted, ("value_judgement",)),
         ("prices: the rule applied to the committed values, sum to the pool", trail.prices, ("prices",)),
         ("receipts: every owner's verifies offline", trail.receipts, ("receipts",)),
         ("erasure: no suspended record is in HEAD, nothing sealed is left of a shredded one", trail.erasure, ("erasure_request",)),

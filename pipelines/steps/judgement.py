@@ -4,6 +4,7 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from pipelines.results import latest
 from pipelines.runs import Job, digest_of, prepare_on, relative, started
 from pipelines.settings import cores
 
@@ -18,7 +19,7 @@ EPOCHS, SEEDS, RANDOM_SETS, CURVE_SEEDS = 2, 1, 4, 3
 CONTROL = "random"
 """`valuation.judgement.CONTROL`, said here so that a page needs no PyTorch: the row that knows nothing."""
 
-FORMAT = 3
+FORMAT = 4
 """`valuation.judgement.FORMAT`, likewise: a judgement of another one is made again before it is shown."""
 
 FEW_SUBSETS = 10
@@ -57,6 +58,8 @@ def value_judgement(
     started(site, directory, plan)
     run(directory, 1)
     files = [directory / "judgement.json", directory / "judged.parquet"]
+    if size.judge_planted:
+        files.append(directory / "planted.parquet")
     document = json.loads(files[0].read_bytes())
     return digest_of([sha256(path.read_bytes()).hexdigest() for path in files]), {
         "files": [str(path.relative_to(site.home.path)) for path in files], "run": directory.name, "document": document,
@@ -81,12 +84,33 @@ def told(document: dict[str, Any]) -> str:
     }[document["verdict"]]
 
 
+def earlier(site: "Site") -> str:
+    """What to say in place of a check where the newest judgement is of a format of before, which kept other rows."""
+    found = latest(site.home.results, "value_judgement")
+    if found is None or found["document"]["format"] >= FORMAT:
+        return ""
+    return f" (skipped: judged by an earlier version, in format {found['document']['format']}; dataworth run judges again)"  # fmt: skip
+
+
 def contradicted(site: "Site", result: "Result") -> list[str]:
-    """What the judgement says that its rows don't support; the file must be the one the result was read from."""
+    """What the judgement says that its rows don't support; its files must be those that the result was made from.
+
+    Nothing of one of an earlier version, see `earlier`.
+    """
+    from trainer.spec import load_run
     from valuation.judging import contradictions
 
     paths = [site.home.path / file for file in result["files"]]
     document = json.loads(paths[0].read_bytes())
     if document != result["document"]:
         return [f"{paths[0].name}: not the judgement that was read when it was made"]
-    return contradictions(document, paths[1].read_bytes())
+    if document["format"] < FORMAT:
+        return []
+    problems = contradictions(document, *(path.read_bytes() for path in paths[1:]))
+    if digest_of([sha256(path.read_bytes()).hexdigest() for path in paths]) != result.data_version:
+        problems.append("the files are not those that the judgement's version was made from")
+    wanted = load_run(paths[0].parent).config.extra["planted"]
+    told = 0 if document["planted"] == "none" else document["planted"]["records"]
+    if told != wanted:
+        problems.append(f"planted records: expected {wanted} of each kind, as the run names, got {told}")  # fmt: skip
+    return problems

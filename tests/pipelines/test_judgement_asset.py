@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from graph_commands import flat, values
 
 from pipelines.describe.valuation import value_judgement
-from pipelines.results import Result
-from pipelines.steps.judgement import told
+from pipelines.results import Result, latest
+from pipelines.site import open_site
+from pipelines.steps.judgement import contradicted, told
 
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "INVALID")
 
@@ -55,6 +57,34 @@ def test_a_judgement_that_its_rows_contradict_is_not_believed(
     code, out, _ = ask(home, "verify")
     assert code == 1
     assert "verdict: expected INCONCLUSIVE by the numbers, got PASS" in out
+
+
+def test_a_judgement_of_an_earlier_version_is_told_so_and_is_no_contradiction(
+    tiny_home: Path, copied: Callable[[Path], Path], ask: Callable[..., tuple[int, str, str]]
+) -> None:
+    """In format 3 nothing was kept of planted records: `verify` says by which it was judged and what to do, and stays a yes; rows that were changed are a no."""
+    home = copied(tiny_home)
+    files = [home / file for file in values(home, "value_judgement")["files"]]
+    result = home / "results/value_judgement/latest.json"
+    whole, body = result.read_text(), json.loads(result.read_text())
+    old = json.loads(files[0].read_bytes()) | {"format": 3}
+    files[0].write_text(json.dumps(old))
+    body["values"]["document"] = old
+    result.write_text(json.dumps(body))
+    out = ask(home, "verify")[1]
+    assert "yes values' judgement: its scores and verdict follow from its rows (skipped: judged by an earlier version, in format 3; dataworth run judges again)" in out  # fmt: skip
+    # Rows that were written anew, and a run that planted records of which nothing is told.
+    files[0].write_bytes((tiny_home / values(home, "value_judgement")["files"][0]).read_bytes())
+    result.write_text(whole)
+    site = open_site(home, None, "tiny", None)
+    found = latest(home / "results", "value_judgement")
+    assert contradicted(site, found) == []
+    pq.write_table(pq.read_table(files[1]), files[1], compression="none")
+    assert contradicted(site, found) == ["the files are not those that the judgement's version was made from"]  # fmt: skip
+    run = json.loads((files[0].parent / "run.json").read_bytes())
+    run["config"]["extra"]["planted"] = 4
+    (files[0].parent / "run.json").write_text(json.dumps(run))
+    assert contradicted(site, found)[-1] == "planted records: expected 4 of each kind, as the run names, got 0"  # fmt: skip
 
 
 def test_the_judges_page_has_every_method_beside_its_ceiling(tiny_home: Path) -> None:

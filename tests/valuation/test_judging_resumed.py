@@ -94,7 +94,7 @@ def test_kill_9_between_retrainings_goes_on_to_the_same_words(home: Path) -> Non
     assert len(before) < len(list(whole.glob("bank/*.npz")))
     assert judging.run(run, killed) == 0
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
-    for name in (judging.JUDGEMENT_FILE, judging.ROWS_FILE):
+    for name in (judging.JUDGEMENT_FILE, judging.ROWS_FILE, judging.PLANTED_FILE):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
 
 
@@ -114,7 +114,8 @@ def test_in_run_credit_is_judged_on_the_target_as_a_whole(home: Path) -> None:
     assert "inrun.trapezoid" not in document["beside"]
     assert document["ceiling"]["subsets"] == document["again"] == 10
     rows = (judged / judging.ROWS_FILE).read_bytes()
-    assert judging.contradictions(document, rows) == []
+    planted = (judged / judging.PLANTED_FILE).read_bytes()
+    assert judging.contradictions(document, rows, planted) == []
     table = pq.read_table(io.BytesIO(rows)).to_pylist()
     of_credit = [row for row in table if row["method"] == "inrun.trapezoid"]
     assert {row["query"] for row in of_credit} == {judging.WHOLE}
@@ -127,10 +128,19 @@ def test_in_run_credit_is_judged_on_the_target_as_a_whole(home: Path) -> None:
     for place, what in (("whole", "LDS of inrun.trapezoid"), ("ceiling", "ceiling, each")):
         key = "inrun.trapezoid" if place == "whole" else "each"
         better = document[place] | {key: document[place][key] | {"estimate": "0.876543"}}
-        (said,) = judging.contradictions(document | {place: better}, rows)
+        (said,) = judging.contradictions(document | {place: better}, rows, planted)
         assert said.startswith(what)
-    (said,) = judging.contradictions(document | {"format": 2}, rows)
-    assert said.startswith("format: expected 3, got 2")
+    (said,) = judging.contradictions(document | {"format": 3}, rows)
+    assert said.startswith("judged by an earlier version, format: expected 4, got 3")
+    (said,) = judging.contradictions(document | {"format": 5}, rows)
+    assert said.startswith("format: expected 4, got 5")
+    # Neither the rows nor the figures of planted records can be left out alone.
+    for pair in ((document, None), (document | {"planted": "none"}, planted)):
+        (said,) = judging.contradictions(pair[0], rows, pair[1])
+        assert said.startswith("planted records: expected planted.parquet")
+    better = document["planted"] | {"auc": document["planted"]["auc"] | {"noise": document["planted"]["auc"]["noise"] | {"estimate": "0.999999"}}}  # fmt: skip
+    (said,) = judging.contradictions(document | {"planted": better}, rows, planted)
+    assert said.startswith("planted records, AUC of noise, estimate: expected")
 
 
 def test_a_training_on_the_scored_records_alone_credits_them_and_nobody_else(home: Path) -> None:

@@ -2,8 +2,12 @@
 
 import dataclasses
 import hashlib
+import io
+import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from trainer.data import write_tokens
@@ -13,7 +17,7 @@ from valuation.errors import EvaluationError
 from valuation.influence import ekfac
 from valuation.influence.baselines import bm25
 from valuation.influence.scores import TokenSet
-from valuation.planting import plant
+from valuation.planting import plant, unsupported
 from valuation.subsets import Setting, fit_subset
 
 VOCAB = 31
@@ -104,6 +108,46 @@ def test_gains_are_those_of_known_values_by_hand(world):
     document = right.document()
     assert document["gains"]["duplicate"] == "0.000000"
     assert document["auc"]["noise"]["level"] == "0.950000"
+
+
+def test_figures_follow_from_rows_that_name_nobody(world):
+    """All of them are made again from values and flags; each one changed, or rows changed, dropped or handed to another state, is named."""
+    setting, scores, folder = world
+    found = plant(scores, setting, folder, 10, seed=1)
+    told = found.document()
+    assert unsupported(told, found.rows, 30) == []
+    table = pq.read_table(io.BytesIO(found.rows))
+    assert table.column_names == ["state", "mine", "first", "planted", "value"]
+    assert table.num_rows == 30 + 40 + 40 + 44
+    assert not any(text in found.rows for text in (b"ann", b"bob", b"cid"))
+    for place, key in (("share", None), ("gains", "noise"), ("gains", "duplicate"), ("auc", "noise"), ("auc", "shuffled")):  # fmt: skip
+        for end in ("estimate", "low", "high") if place == "auc" else (None,):
+            better = {**told, place: "0.9"} if key is None else {**told, place: {**told[place], key: {**told[place][key], end: "0.9"} if end else "0.9"}}  # fmt: skip
+            (said,) = unsupported(better, found.rows, 30)
+            assert re.search(r"expected -?\d\.\d{6} by the rows, got 0\.9", said)
+            assert (key or place) in said
+
+    def changed(**columns):
+        data = table.to_pydict() | columns
+        sink = io.BytesIO()
+        pq.write_table(pa.table(data), sink)
+        return sink.getvalue()
+
+    rows = table.to_pydict()
+    other = changed(value=[*rows["value"][1:], rows["value"][0]])
+    assert unsupported(told, other, 30)[0].startswith("planted records: expected rows with SHA-256")
+    # Who may write the judgement may write its digest too; then the figures speak.
+    assert any("AUC of noise" in said for said in unsupported({**told, "rows": hashlib.sha256(other).hexdigest()}, other, 30))  # fmt: skip
+    for column, value in (("planted", True), ("mine", False), ("first", False)):
+        wrong = changed(**{column: [value] * 154})
+        said = unsupported({**told, "rows": hashlib.sha256(wrong).hexdigest()}, wrong, 30)
+        assert ("share" if column == "first" else "got other rows") in said[0]
+    (said,) = unsupported({**told, "records": 9}, found.rows, 30)
+    assert "expected the 30 judged ones and 9 more" in said
+    (said,) = unsupported(told, found.rows, 29)
+    assert "expected the 29 judged ones" in said
+    (said,) = unsupported({**told, "gains": {"noise": told["gains"]["noise"]}}, found.rows, 30)
+    assert said.startswith("planted records: expected rows of ['noise']")
 
 
 def test_another_method_and_nothing_to_plant_are_refused(world):

@@ -53,7 +53,7 @@ def influence(
     return home.materialize(context, inputs, make, partial(describe.influence, site))
 
 
-@dg.asset(group_name=GROUP, code_version="5", kinds={"pytorch"}, owners=OWNERS)
+@dg.asset(group_name=GROUP, code_version="6", kinds={"pytorch"}, owners=OWNERS)
 def value_judgement(
     context: dg.AssetExecutionContext, home: HomeResource, pipes: dg.PipesSubprocessClient,
     tokens: Result, target: Result, evaluation_plan: Result, influence: Result,
