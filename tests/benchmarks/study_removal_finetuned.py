@@ -155,6 +155,8 @@ def study(name):
         for method in METHODS:
             for arm in ARMS:
                 figure(name, buyer, method, arm, loss_R2, max(residuals))
+        if name != "kinds":
+            harmful(name, buyer, loss_R2)
 
 
 def figure(name, buyer, method, arm, loss_R2, residual):
@@ -177,6 +179,17 @@ def figure(name, buyer, method, arm, loss_R2, residual):
         what=f"held-out loss without the {ARMS[arm]} 10% less the mean without {RANDOM} random 10%, a fine-tuned model, target of {buyer}, values of {method}-{damping:g}",
         table={label: [round(float(x), 4) for x in of_R2.mean(0)] for label, of_R2 in loss_R2.items()}, packages=PACKAGES, note=note,
         command=f"make accept STUDY=removal-finetuned-{name}",
+    )  # fmt: skip
+
+
+def harmful(name, buyer, loss_R2):
+    """One line: held-out loss without the most harmful tenth less the loss with all records. Without a bar: looked at after the others."""
+    gap = paired(loss_R2["cg-bottom"][:, 1], loss_R2["all"][:, 1])
+    record(
+        "accept.jsonl", f"valuation.removal.{name}.{buyer}.finetuned_cg_bottom_all", estimate=gap.estimate, low=gap.low, high=gap.high, level=gap.level,
+        unit="nats per token", n=len(REPLICATES), seeds=list(REPLICATES), spread="Student over replicates", bar="none", kind="hypothesis", holds=None,
+        what=f"held-out loss without the most harmful 10% less the loss with all records, a fine-tuned model, target of {buyer}, values of cg-{CHOSEN['cg'][0]:g}",
+        packages=PACKAGES, note="", command=f"make accept STUDY=removal-finetuned-{name}",
     )  # fmt: skip
 
 
