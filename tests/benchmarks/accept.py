@@ -2,7 +2,7 @@
 
 Studies: `graph` runs the default size twice in a home of its own (`DATAWORTH_HOME`, default `.dataworth-accept`), and reads
 times, memory and leak rates off it. A killed study goes on where it stopped, because the graph does; its time then counts
-from the restart and the line says so. `influence-*`, `damping-*`, `finetuned-*`, `detection-*`, `removal-*` and `pays-*` (of `kinds`, `peps`, `sotu`) and `magic`
+from the restart and the line says so. `influence-*`, `damping-*`, `finetuned-*`, `detection-*`, `removal-*`, `removal-finetuned-*` and `pays-*` (of `kinds`, `peps`, `sotu`) and `magic`
 hold values against retraining; `audit-pilot` attacks made-up people's models, `audit-sharded` models of shards, `audit-ulira` single records by shadow models, `audit-practice` those of a pretrained model on TOFU, LUME and ours
 (`-report`: as far as it is), `unlearning-sweep` chooses NPO's numbers, `unlearning-adapters` holds low-rank adapters against training all weights,
 `unlearning-coreset` a core-set by gradients against random ones; each keeps its trainings in `.dataworth-accept/studies`, so a second call computes what is missing.
@@ -138,6 +138,10 @@ STUDIES = {
     },
     **{f"detection-{name}": of("study_planted", "detection", name) for name in ("sotu", "peps")},
     **{f"removal-{name}": of("study_removal", "study", name) for name in ("sotu", "peps")},
+    **{
+        f"removal-finetuned-{name}": of("study_removal_finetuned", "study", name)
+        for name in ("kinds", "sotu", "peps")
+    },
     **{f"owners-{name}": of("study_owners", name) for name in ("gsm8k", "planted", "shells")},
     "owners-planted-base": of("study_bases", "study"),
     "owners-entropy": of("study_entropy", "study"),

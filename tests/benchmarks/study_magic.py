@@ -131,11 +131,11 @@ def prepared(name, num_queries, num_subsets, seed):
     return folder, training, TokenSet.of(train_store, ROWS.length), queries, member_MN, loss_MQ
 
 
-def trained(training):
-    """The model at its end."""
+def trained(training, weight_N=None):
+    """The model at its end, with these weights of the records or ones."""
     final = copy.deepcopy(training.model)
     with torch.no_grad():
-        for name, value in training.weights_of(training.train()).items():
+        for name, value in training.weights_of(training.train(weight_N)).items():
             dict(final.named_parameters())[name].copy_(value)
     return final
 

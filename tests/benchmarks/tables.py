@@ -61,8 +61,9 @@ def rows(found, prefix, skip="\0"):
     for name, line in sorted(found.items()):
         if name.startswith(prefix) and not name.endswith(skip):
             note = f"; {line['note']}" if line["note"] else ""
+            digits = 4 if name.startswith("valuation.removal.") and ".finetuned_" in name else 3
             print(
-                f"| `{name}`: {line['what']}{note} | {interval(line)} {line['unit']} | {line['bar']} | {WORD[line['holds']]} |"
+                f"| `{name}`: {line['what']}{note} | {interval(line, digits)} {line['unit']} | {line['bar']} | {WORD[line['holds']]} |"
             )
 
 
