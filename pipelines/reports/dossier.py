@@ -394,7 +394,7 @@ class Dossier:
 
 
 def _upgraded(text: str) -> str:
-    """A report of formats 1 to 4 with what later formats added, as not known; any other text as it is."""
+    """A report of formats 1 to 5 with what was added later, as not known; any other text as it is."""
     try:
         plain = json.loads(text)
     except json.JSONDecodeError:
@@ -410,6 +410,9 @@ def _upgraded(text: str) -> str:
         plain = _fourth(plain)
     if plain.get("format") == 4:
         plain = _fifth(plain)
+    part = plain.get("engineering")
+    if isinstance(part, dict) and "modules" in part:
+        part.setdefault("numbered", [])  # the first reports of format 5 don't say it
     return json.dumps(plain)
 
 
@@ -446,5 +449,5 @@ def _fifth(plain: dict[str, Any]) -> dict[str, Any]:
     part = plain.get("engineering", {})
     if "modules" in part:
         modules = [one | {"outranked": []} for one in part["modules"]]
-        part |= {"whole_facts": [], "whole_outranked": [], "null_outranked": [], "numbered": [], "modules": modules}  # fmt: skip
+        part |= {"whole_facts": [], "whole_outranked": [], "null_outranked": [], "modules": modules}
     return plain | {"format": 5, "engineering": part}

@@ -109,6 +109,15 @@ def test_a_report_of_the_fourth_format_has_no_whole_change_in_the_map_of_facts()
     assert "all of them 18.8 %" not in Page(render_dossier(read)).text
 
 
+def test_the_first_reports_of_the_fifth_format_are_read() -> None:
+    """They don't say how many people have a number; all else stays, and no count is shown."""
+    old = json.loads(dossier().to_json())
+    del old["engineering"]["numbered"]
+    read = Dossier.from_json(json.dumps(old))
+    assert read == replace(dossier(), engineering=replace(dossier().engineering, numbered=()))
+    assert "all of them +0.3438, +0.0952" in Page(render_dossier(read)).text
+
+
 def test_a_report_of_the_third_format_says_what_it_said() -> None:
     """Format 3 had one list for what was unchecked and what was noted: read, its sentences stay where they stood."""
     old = as_third(json.loads(dossier().to_json()))
