@@ -303,7 +303,7 @@ def _bank(site: "Site", valued: Any, part: int) -> Finding:
         return (
             "bank",
             None,
-            f"the losses of {valued['run']} {GONE}; --retrain N trains coalitions of it again",
+            f"the bank of {valued['run']} {GONE}; --retrain N trains coalitions of it again",
         )
     found = load_seeds(folder, part)
     plan, run = increments.plan_of_seeds(site, valued), load_run(folder / "run.json")
